@@ -1,0 +1,1 @@
+"""What a transformer is over its depth: records, profiles, families, counts, rules. Pure Python, no torch."""

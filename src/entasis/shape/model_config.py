@@ -1,0 +1,95 @@
+"""What a block is made of: the choices that are the same in every layer. Plain data, since counting needs it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, cast, get_args
+
+from entasis.errors import ConfigError
+
+Style = Literal["gpt2", "llama"]
+Norm = Literal["layernorm", "rmsnorm"]
+Positions = Literal["learned", "rotary"]
+Activation = Literal["gelu", "swiglu"]
+
+_STYLES: dict[str, dict[str, Any]] = {
+    "gpt2": {"norm": "layernorm", "positions": "learned", "activation": "gelu", "bias": True, "tied": True},
+    "llama": {"norm": "rmsnorm", "positions": "rotary", "activation": "swiglu", "bias": False, "tied": False},
+}
+_CHOICES: dict[str, tuple[object, ...]] = {
+    "style": get_args(Style),
+    "norm": get_args(Norm),
+    "positions": get_args(Positions),
+    "activation": get_args(Activation),
+    "bias": (True, False),
+    "tied": (True, False),
+}
+# None is never seen after construction: __post_init__ fills in what the style says.
+_AS_STYLE = cast(Any, None)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """The block: a ready set by `style`, of which each part can be set by itself.
+
+    `gpt2`: LayerNorm, learned positions, GELU (tanh) MLP, biases, tied embeddings.
+    `llama`: RMSNorm, rotary positions (half-split), SwiGLU, no biases, untied embeddings.
+
+    Raises:
+        ConfigError: a field has a value outside its choices or range; the line names the field.
+    """
+
+    vocab_size: int
+    context: int
+    """Longest sequence in tokens; the number of rows of learned positions."""
+    style: Style = "llama"
+    norm: Norm = _AS_STYLE
+    positions: Positions = _AS_STYLE
+    activation: Activation = _AS_STYLE
+    bias: bool = _AS_STYLE
+    """Biases of linear layers and of LayerNorm. RMSNorm and the head never have one."""
+    tied: bool = _AS_STYLE
+    """Whether embedding and head are one table."""
+    norm_epsilon: float = 1e-5
+    rotary_theta: float = 10_000.0
+
+    def __post_init__(self) -> None:
+        for name, allowed in _CHOICES.items():
+            value = getattr(self, name)
+            if value is None and name != "style":
+                object.__setattr__(self, name, _STYLES[self.style][name])
+            elif not any(value is choice or (isinstance(value, str) and value == choice) for choice in allowed):
+                raise ConfigError(f"{name}: expected one of {', '.join(map(str, allowed))}; got {value!r}")
+        for name in ("vocab_size", "context"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ConfigError(f"{name}: expected a whole number of at least 1, got {value!r}")
+        for name in ("norm_epsilon", "rotary_theta"):
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
+                raise ConfigError(f"{name}: expected a number above 0, got {value!r}")
+
+    @property
+    def mlp_input_matrices(self) -> int:
+        """Matrices from the stream into the MLP's hidden units: 2 when gated (SwiGLU), else 1."""
+        return 2 if self.activation == "swiglu" else 1
+
+    @property
+    def norm_has_bias(self) -> bool:
+        """Whether norms carry a bias beside their weight."""
+        return self.norm == "layernorm" and self.bias
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, every part resolved; `from_dict` is the inverse."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> ModelConfig:
+        """The inverse of `to_dict`."""
+        known = [field.name for field in dataclasses.fields(cls)]
+        for name in data:
+            if name not in known:
+                raise ConfigError(f"{name}: unknown field of a model configuration; known: {', '.join(known)}")
+        return cls(**data)
