@@ -31,7 +31,7 @@ _HOMES = {
     "uniform": "entasis.shape.families",
 }
 
-__all__ = [  # noqa: PLE0604 - names are strings
+__all__ = [
     "Budget",
     "LayerShape",
     "ModelConfig",

@@ -17,3 +17,9 @@ class ConfigError(EntasisError):
 
 class ShapeError(EntasisError):
     """A shape cannot be built as asked; the line names the layer (counted from 1) and the numbers."""
+
+    def __init__(self, message: str, layer: int | None = None) -> None:
+        super().__init__(message if layer is None else f"layer {layer}: {message}")
+        self.message = message
+        """Without the layer."""
+        self.layer = layer

@@ -48,13 +48,12 @@ def staircase(layers: int, steps: Sequence[tuple[float, int]]) -> list[float]:
 
 @profile("geometric")
 def geometric(layers: int, factor: float, turn: int | None = None) -> list[float]:
-    """Starts at 1 and multiplies by `factor` per layer; from layer `turn` (from 1) on it returns to 1 at the last one."""
+    """Starts at 1 and multiplies by `factor` per layer; after layer `turn` (from 1) it returns to 1 at the last one."""
     turn = layers if turn is None else turn
-    back = factor ** (-(turn - 1) / (layers - turn)) if turn < layers else 1.0
-    values = [1.0]
-    for number in range(2, layers + 1):
-        values.append(values[-1] * (factor if number <= turn else back))
-    return values
+    # Powers rather than a running product: both ends are exactly 1, and no step back can overflow.
+    down = [factor**steps for steps in range(turn)]
+    back = [factor ** ((turn - 1) * steps / (layers - turn)) for steps in reversed(range(layers - turn))]
+    return down + back
 
 
 @profile("linear")

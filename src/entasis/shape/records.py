@@ -117,7 +117,7 @@ class Shape:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Shape:
         """The inverse of `to_dict`; fields with a default may be left out, unknown ones are errors."""
-        if not isinstance(data, Mapping) or not isinstance(data.get("layers"), list | tuple):
+        if not isinstance(data.get("layers"), list | tuple):
             raise ShapeError("layers: a shape is an object with a list of layers and an embed_width")
         _check_names("shape", data, known=("layers", "embed_width", "unembed_width"), required=("embed_width",))
         layers = []

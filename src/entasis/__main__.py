@@ -1,0 +1,6 @@
+"""`python -m entasis` is the `entasis` command."""
+
+from entasis.cli.main import run
+
+if __name__ == "__main__":
+    run()

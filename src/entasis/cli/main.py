@@ -1,0 +1,80 @@
+"""The command line: one small file per command; every error becomes one line and an exit status.
+
+0: done. 1: failed. 2: wrong usage or configuration. The files of the commands import nothing heavy at the top, so that
+`entasis --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import click
+import typer
+
+from entasis import __version__
+from entasis.cli.compare import compare
+from entasis.cli.generate import generate
+from entasis.cli.prepare import prepare
+from entasis.cli.shape import shape
+from entasis.cli.train import train
+from entasis.errors import EntasisError
+
+app = typer.Typer(
+    name="entasis",
+    help="Design, pretrain and compare transformer language models whose shape changes with depth.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+for command in (shape, prepare, train, compare, generate):
+    app.command()(command)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"entasis {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: bool = typer.Option(False, "--version", callback=_show_version, is_eager=True, help="Show the version."),
+    debug: bool = typer.Option(False, "--debug", help="Show tracebacks (accepted anywhere on the line)."),
+) -> None:
+    """Design, pretrain and compare transformer language models whose shape changes with depth."""
+
+
+def run() -> None:
+    """Entry point: runs the command in `sys.argv` and leaves with its exit status."""
+    arguments = sys.argv[1:]
+    debug = "--debug" in arguments
+    arguments = [argument for argument in arguments if argument != "--debug"]
+    try:
+        status = app(args=arguments, prog_name="entasis", standalone_mode=False)
+    except Exception as error:  # the one place where anything may arrive: a user never sees a traceback unasked
+        if debug:
+            raise
+        sys.stdout.flush()
+        message, status = _explain(error)
+        print(f"error: {message}", file=sys.stderr)
+    except KeyboardInterrupt:
+        print("error: interrupted", file=sys.stderr)
+        status = 130
+    sys.exit(status if isinstance(status, int) else 0)
+
+
+def _explain(error: Exception) -> tuple[str, int]:
+    """The one line for the user, and the exit status."""
+    if isinstance(error, EntasisError):
+        return " ".join(str(error).split()), error.exit_status
+    if isinstance(error, click.ClickException):
+        return " ".join(error.format_message().split()), 2
+    if isinstance(error, click.exceptions.Abort):
+        return "interrupted", 130
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {(error.strerror or str(error)).lower()}", 1
+    if isinstance(error, OSError):
+        return (error.strerror or str(error)).lower(), 1
+    text = " ".join(str(error).split())
+    return f"unexpected {type(error).__name__}: {text} (run again with --debug for the traceback)", 1

@@ -1,0 +1,148 @@
+"""`entasis shape`: a shape by name or by hand, drawn and counted before a step is trained."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from entasis.errors import ConfigError, EntasisError
+
+if TYPE_CHECKING:
+    from entasis.shape.families import Design
+    from entasis.shape.model_config import ModelConfig
+
+
+def shape(
+    family: Annotated[
+        str | None, typer.Argument(help="A family's name, or a .yaml or .json file with a shape.", show_default=False)
+    ] = None,
+    layers: Annotated[int | None, typer.Option(help="Number of layers.")] = None,
+    width: Annotated[int | None, typer.Option(help="Reference width.")] = None,
+    heads: Annotated[str | None, typer.Option(help="Query heads, or a list with one per layer: 3,3,6,6.")] = None,
+    kv_heads: Annotated[str | None, typer.Option(help="Key/value heads, or a list.")] = None,
+    baseline_heads: Annotated[int | None, typer.Option(help="Heads of a prism's baseline.")] = None,
+    head_dim: Annotated[int | None, typer.Option(help="Width of a head.")] = None,
+    mlp_ratio: Annotated[float | None, typer.Option(help="MLP hidden units per coordinate of width.")] = None,
+    mlp_hidden: Annotated[int | None, typer.Option(help="MLP hidden units.")] = None,
+    bottleneck: Annotated[float | None, typer.Option(help="A bowtie's narrowest width / reference width.")] = None,
+    turn: Annotated[int | None, typer.Option(help="A bowtie's narrowest layer, counted from 1.")] = None,
+    multiple: Annotated[int | None, typer.Option(help="Widths are rounded to multiples of this.")] = None,
+    match: Annotated[str | None, typer.Option(help="Budget that is kept equal to the reference's.")] = None,
+    style: Annotated[Literal["gpt2", "llama"], typer.Option(help="Block style.")] = "llama",
+    vocab: Annotated[int, typer.Option(help="Vocabulary size.")] = 50_257,
+    context: Annotated[int, typer.Option(help="Context in tokens.")] = 1024,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    list_families: Annotated[bool, typer.Option("--list", help="List the families and their settings.")] = False,
+) -> None:
+    """Design a shape: draw it, count its cost, check it against the rules."""
+    from entasis.shape.model_config import ModelConfig
+
+    if list_families:
+        typer.echo(_families())
+        return
+    if family is None:
+        raise ConfigError("family: missing; name one, or see `entasis shape --list`")
+    given = {
+        "layers": layers,
+        "width": width,
+        "heads": _numbers("heads", heads),
+        "kv_heads": _numbers("kv_heads", kv_heads),
+        "baseline_heads": baseline_heads,
+        "head_dim": head_dim,
+        "mlp_ratio": mlp_ratio,
+        "mlp_hidden": mlp_hidden,
+        "bottleneck": bottleneck,
+        "turn": turn,
+        "multiple": multiple,
+        "match": match,
+    }
+    settings = {name: value for name, value in given.items() if value is not None}
+    if Path(family).suffix in {".yaml", ".yml", ".json"}:
+        family, settings = _read(Path(family), settings)
+    failed = _show(family, settings, ModelConfig(vocab, context, style), as_json)
+    if failed:
+        raise typer.Exit(1)
+
+
+def _show(family: str, settings: dict[str, Any], config: ModelConfig, as_json: bool) -> bool:
+    """Prints the design; True if the rules found an error."""
+    from entasis.shape import draw
+    from entasis.shape.budget import budget
+    from entasis.shape.families import design
+
+    try:
+        made = design(family, settings, config)
+    except EntasisError as error:
+        if as_json:
+            typer.echo(json.dumps(_empty_json(family, error)))
+            raise typer.Exit(error.exit_status) from None
+        raise
+    failed = any(finding.level == "error" for finding in made.findings)
+    if as_json:
+        typer.echo(json.dumps(_as_json(made, config)))
+        return failed
+    typer.echo(draw.silhouette(made.shape))
+    typer.echo()
+    typer.echo(draw.budget_table(budget(made.shape, config), budget(made.reference, config)))
+    if made.findings:
+        typer.echo()
+        typer.echo(draw.findings_text(made.findings))
+    return failed
+
+
+def _as_json(made: Design, config: ModelConfig) -> dict[str, Any]:
+    from entasis.shape.budget import budget
+
+    mine, reference = budget(made.shape, config), budget(made.reference, config)
+    return {
+        "family": made.family,
+        **made.shape.to_dict(),
+        "budget": mine.to_dict(),
+        "uniform": reference.to_dict(),
+        "ratio": mine.ratio_to(reference),
+        "findings": [{"level": f.level, "layer": f.layer, "message": f.message} for f in made.findings],
+    }
+
+
+def _empty_json(family: str, error: EntasisError) -> dict[str, Any]:
+    """The same object where no shape exists, so that a reader of the JSON finds the reason in its place."""
+    fields = dict.fromkeys(("embed_width", "unembed_width", "budget", "uniform", "ratio"))
+    finding = {"level": "error", "layer": None, "message": str(error)}
+    return {"family": family, "layers": [], **fields, "findings": [finding]}
+
+
+def _read(path: Path, settings: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """A file holds a family with its settings, or a shape written out; settings on the command line win."""
+    from entasis.settings import read_yaml
+
+    data = read_yaml(path)
+    family = data.pop("family", "explicit")
+    if not isinstance(family, str):
+        raise ConfigError(f"{path}: family: expected a name, got {family!r}")
+    return family, data | settings
+
+
+def _numbers(name: str, text: str | None) -> int | list[int] | None:
+    """`12`, or a list written `3,3,6,6`."""
+    if text is None:
+        return None
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ConfigError(f"{name}: expected a whole number or a list like 3,3,6,6; got {text!r}") from None
+    return numbers if "," in text else numbers[0]
+
+
+def _families() -> str:
+    import inspect
+
+    from entasis.shape.families import FAMILIES, family_settings
+
+    lines = []
+    for name, build in sorted(FAMILIES.items()):
+        summary = (inspect.getdoc(build) or "").splitlines()[0]
+        lines += [f"{name:<10}{summary}", f"{'':<10}settings: {', '.join(family_settings(name))}"]
+    return "\n".join(lines)
