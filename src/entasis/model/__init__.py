@@ -1,1 +1,1 @@
-
+"""The network that a shape describes."""
