@@ -69,12 +69,12 @@ class Difference(TypedDict):
     pairs: list[float]
     mean: float
     low: float | None
-    """95 % interval (paired t); None with fewer than two seeds."""
+    """95 % interval (paired t); None with fewer than two seeds, or where all pairs are the same non-zero number."""
     high: float | None
     p_value: float | None
     smallest_detectable: float | None
     """The smallest true difference that this design shows with 80 % power at the 5 % level (paired t, sd of these
-    pairs); None with fewer than two seeds."""
+    pairs); None with fewer than two seeds or without any spread."""
     verdict: Literal["lower", "higher", "no difference shown", "identical", "one seed"]
     sentence: str
     """The verdict in plain words, with the numbers."""

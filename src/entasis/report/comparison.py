@@ -1,0 +1,185 @@
+"""The report of a comparison: one HTML file that needs nothing else, written from the results that a study left."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from entasis.errors import EntasisError
+from entasis.report import numbers
+from entasis.report.figures import difference_figure, forest_figure, learning_rate_figure, loss_figure
+from entasis.report.ink import Pen, theme_variables
+from entasis.report.schema import COMPARISON_FORMAT, Comparison, ShapeResult
+from entasis.report.series import Series
+from entasis.report.silhouette import VIEW_WIDTH, Silhouette, silhouettes
+from entasis.report.wording import BUDGET_FIELDS, MATCH_FIELDS, facts, scope, verdict, within
+from entasis.shape.records import Shape
+
+_LONGEST_SAMPLE = 4000
+# Names and samples are anybody's text. Control characters become visible, and so do those that turn the direction of
+# the text around them: they could make a verdict read otherwise than it says.
+_VISIBLE = (
+    {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"}
+    | {0x7F: 0x2421}
+    | dict.fromkeys(
+        [*range(0x80, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x061C, 0x200E, 0x200F], 0xFFFD
+    )
+)
+
+
+def write_report(results: Comparison, path: Path) -> None:
+    """Write the report of `results` to `path`; equal results give equal bytes, and `path` is whole or untouched.
+
+    Raises:
+        EntasisError: the results have another format or lack runs, or the file cannot be written.
+    """
+    page = render_report(results)
+    try:
+        _write_whole(path, page.encode("utf-8", errors="replace"))
+    except OSError as error:
+        raise EntasisError(f"{path}: the report cannot be written ({error.strerror})") from error
+
+
+def render_report(results: Comparison) -> str:
+    """The report as HTML text.
+
+    Raises:
+        EntasisError: the results have another format or lack runs.
+    """
+    _check(results)
+    template = _environment().get_template("comparison.html")
+    page = template.render(_context(results)).translate(_VISIBLE)
+    return page.replace(" %", "\N{NO-BREAK SPACE}%")  # a number never ends a line without its sign
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """One shape, as the template uses it."""
+
+    series: Series
+    silhouette: Silhouette
+    sample: str
+
+    @property
+    def name(self) -> str:
+        return self.series.name
+
+    @property
+    def result(self) -> ShapeResult:
+        return self.series.result
+
+    @property
+    def colour(self) -> str:
+        return self.series.pen.variable
+
+    @property
+    def dashes(self) -> str:
+        return " ".join(f"{1.8 * length:g}" for length in self.series.pen.dashes)
+
+
+def _context(results: Comparison) -> dict[str, Any]:
+    reference_name = results["reference"]
+    names = [reference_name, *(name for name in results["shapes"] if name != reference_name)]
+    shapes = [Series(name, Pen(index), results["shapes"][name]) for index, name in enumerate(names)]
+    drawings = silhouettes([Shape.from_dict(series.result["shape"]) for series in shapes])
+    entries = [
+        _Entry(series, drawing, _bounded(series.result["sample"]))
+        for series, drawing in zip(shapes, drawings, strict=True)
+    ]
+    reference, others, steps = shapes[0], shapes[1:], results["steps"]
+    bits = [series.result["mean_bits_per_byte"] for series in shapes]
+    longest_bar = max(results["data"]["unigram_bits_per_byte"], *bits)
+    tuned = any(series.result["tuning"] for series in shapes)
+    rates = {series.result["learning_rate"] for series in shapes}
+    return {
+        "results": results,
+        "entries": entries,
+        "reference": entries[0],
+        "others": entries[1:],
+        "facts": facts(results),
+        "scope": scope(results),
+        "budget_fields": BUDGET_FIELDS,
+        "match_field": MATCH_FIELDS.get(results["match_by"], results["match_by"]),
+        "verdict": verdict,
+        "within": within,
+        "number": numbers,
+        "view_width": VIEW_WIDTH,
+        "learning_rate_figure": learning_rate_figure(shapes) if tuned else None,
+        "shared_rate": rates.pop() if len(rates) == 1 else None,
+        "loss_figure": loss_figure(shapes, steps),
+        "difference_figure": difference_figure(others, reference, steps) if others else None,
+        "forest_figure": forest_figure(others) if others else None,
+        "bar": lambda value: 100 * value / longest_bar,
+        "seeds_differ": len(results["seeds"]) > 1,
+        "rises_again": any(series.result["mean_best_step"] < steps for series in shapes),
+        "prompt": _bounded(results["sample_prompt"]),
+        "config_yaml": yaml.safe_dump(results["config"], sort_keys=False, allow_unicode=True),
+        "environment": list(_flat(results["environment"])),
+        "css": Markup(
+            _environment().get_template("report.css").render(light=theme_variables(0), dark=theme_variables(1))
+        ),
+    }
+
+
+@cache
+def _environment() -> Environment:
+    return Environment(
+        loader=PackageLoader("entasis.report", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+def _check(results: Comparison) -> None:
+    if results.get("format") != COMPARISON_FORMAT:
+        raise EntasisError(
+            f"results: format {results.get('format')!r} is not {COMPARISON_FORMAT!r}; "
+            "write the report with the version of entasis that ran the study"
+        )
+    if results["reference"] not in results["shapes"]:
+        raise EntasisError(f"results: the reference {results['reference']!r} is not among the shapes")
+    for name, shape in results["shapes"].items():
+        steps = [{point["step"] for point in run["curve"]} for run in shape["runs"]]
+        if not steps or not set.intersection(*steps):
+            raise EntasisError(
+                f"results: shape {name!r} has no evaluation that all its runs share; finish the study first"
+            )
+
+
+def _bounded(text: str) -> str:
+    return text if len(text) <= _LONGEST_SAMPLE else f"{text[:_LONGEST_SAMPLE]} …"
+
+
+def _flat(record: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    for key, value in record.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _write_whole(path: Path, content: bytes) -> None:
+    """Write beside `path`, then rename, so that nobody ever reads half a report."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
