@@ -15,14 +15,14 @@ $(READY): pyproject.toml constraints.txt
 	touch $(READY)
 
 demo: $(READY)
-	@$(BIN)/entasis prepare web-bible --tokenizer bpe:1024 --out data/web-bible --if-missing
+	@$(BIN)/entasis prepare web-bible --tokenizer bpe:1024 --held-out 0.05 --out data/web-bible --if-missing
 	@$(BIN)/entasis compare configs/demo.yaml
 
 test: $(READY) lint
-	$(BIN)/pytest -m 'not slow' -n auto
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m 'not slow' -n 2
 
 test-slow: $(READY)
-	$(BIN)/pytest -m slow
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m slow
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 
-import click
 import typer
 
 from entasis import __version__
@@ -22,7 +21,6 @@ from entasis.errors import EntasisError
 app = typer.Typer(
     name="entasis",
     help="Design, pretrain and compare transformer language models whose shape changes with depth.",
-    no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -51,7 +49,7 @@ def run() -> None:
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
     try:
-        status = app(args=arguments, prog_name="entasis", standalone_mode=False)
+        status = app(args=arguments or ["--help"], prog_name="entasis", standalone_mode=False)
     except Exception as error:  # the one place where anything may arrive: a user never sees a traceback unasked
         if debug:
             raise
@@ -68,9 +66,9 @@ def _explain(error: Exception) -> tuple[str, int]:
     """The one line for the user, and the exit status."""
     if isinstance(error, EntasisError):
         return " ".join(str(error).split()), error.exit_status
-    if isinstance(error, click.ClickException):
-        return " ".join(error.format_message().split()), 2
-    if isinstance(error, click.exceptions.Abort):
+    if hasattr(error, "format_message"):  # wrong usage; some versions of typer carry their own copy of click's classes
+        return " ".join(error.format_message().replace("Value error, ", "").split()), 2
+    if isinstance(error, typer.Abort):
         return "interrupted", 130
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {(error.strerror or str(error)).lower()}", 1

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from entasis.errors import ConfigError, EntasisError
+from entasis.errors import ConfigError, ShapeError
 
 if TYPE_CHECKING:
     from entasis.shape.families import Design
@@ -30,7 +30,7 @@ def shape(
     bottleneck: Annotated[float | None, typer.Option(help="A bowtie's narrowest width / reference width.")] = None,
     turn: Annotated[int | None, typer.Option(help="A bowtie's narrowest layer, counted from 1.")] = None,
     multiple: Annotated[int | None, typer.Option(help="Widths are rounded to multiples of this.")] = None,
-    match: Annotated[str | None, typer.Option(help="Budget that is kept equal to the reference's.")] = None,
+    match: Annotated[str | None, typer.Option(help="Budget that is kept equal to the reference's: effective.")] = None,
     style: Annotated[Literal["gpt2", "llama"], typer.Option(help="Block style.")] = "llama",
     vocab: Annotated[int, typer.Option(help="Vocabulary size.")] = 50_257,
     context: Annotated[int, typer.Option(help="Context in tokens.")] = 1024,
@@ -75,11 +75,11 @@ def _show(family: str, settings: dict[str, Any], config: ModelConfig, as_json: b
 
     try:
         made = design(family, settings, config)
-    except EntasisError as error:
-        if as_json:
-            typer.echo(json.dumps(_empty_json(family, error)))
-            raise typer.Exit(error.exit_status) from None
-        raise
+    except ShapeError as error:
+        if not as_json:
+            raise
+        typer.echo(json.dumps(_empty_json(family, error)))
+        return True
     failed = any(finding.level == "error" for finding in made.findings)
     if as_json:
         typer.echo(json.dumps(_as_json(made, config)))
@@ -107,10 +107,10 @@ def _as_json(made: Design, config: ModelConfig) -> dict[str, Any]:
     }
 
 
-def _empty_json(family: str, error: EntasisError) -> dict[str, Any]:
+def _empty_json(family: str, error: ShapeError) -> dict[str, Any]:
     """The same object where no shape exists, so that a reader of the JSON finds the reason in its place."""
     fields = dict.fromkeys(("embed_width", "unembed_width", "budget", "uniform", "ratio"))
-    finding = {"level": "error", "layer": None, "message": str(error)}
+    finding = {"level": "error", "layer": error.layer, "message": error.message}
     return {"family": family, "layers": [], **fields, "findings": [finding]}
 
 

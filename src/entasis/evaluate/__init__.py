@@ -1,1 +1,1 @@
-
+"""Scoring a trained model on text that it has not seen."""

@@ -211,13 +211,16 @@ def _bowtie(
         even = 2 * heads
         found.append(rules.Finding("warning", None, f"with multiple: {even} (twice the {heads} heads) every layer's "
                                    "width divides into even heads"))  # fmt: skip
+    if not head_dim and width % heads:
+        found.append(rules.Finding("warning", None, f"{heads} heads do not divide the reference width {width}, so "
+                                   "the uniform shape beside this one is only counted, not buildable"))  # fmt: skip
     return Design("bowtie", shape, reference, tuple(found))
 
 
 @register_family("explicit")
 def _explicit(
     *,
-    layers: Sequence[Mapping[str, Any]],
+    layers: Sequence[Any],
     embed_width: int,
     unembed_width: int | None = None,
     config: ModelConfig,
@@ -234,10 +237,13 @@ def straightened(shape: Shape) -> Shape:
     """
     width = shape.embed_width
     mlp_ratio = _most_common(layer.mlp_hidden / layer.width for layer in shape.layers)
-    heads, kv_heads, head_dim, value_dim, slices = _most_common(
-        (layer.heads, layer.kv_heads, None if _slices(layer) else layer.head_dim, layer.value_dim, _slices(layer))
+    heads, kv_heads, head_dim, value_dim = _most_common(
+        (layer.heads, layer.kv_heads, None if _heads_slice_width(layer) else layer.head_dim, layer.value_dim)
         for layer in shape.layers
     )
+    if head_dim is None:
+        head_dim = max(1, width // heads)
+    layer = LayerShape(width, heads, kv_heads, head_dim, round(mlp_ratio * width), value_dim)
     return Shape((layer,) * len(shape.layers), width)
 
 
@@ -298,14 +304,21 @@ def _check_depth(layers: int) -> None:
 
 def _require_positive(**values: float | None) -> None:
     for name, value in values.items():
-        if value is not None and not 0 < value <= LARGEST_SIZE:
-            raise ConfigError(f"{name}: expected above 0 and at most {LARGEST_SIZE}, got {value}")
+        if value is not None and not value > 0:
+            raise ConfigError(f"{name}: expected above 0, got {value}")
+        _require_at_most(name, value)
 
 
 def _require_not_negative(**values: int | None) -> None:
     for name, value in values.items():
-        if value is not None and not 0 <= value <= LARGEST_SIZE:
-            raise ConfigError(f"{name}: expected from 0 to {LARGEST_SIZE}, got {value}")
+        if value is not None and value < 0:
+            raise ConfigError(f"{name}: expected at least 0, got {value}")
+        _require_at_most(name, value)
+
+
+def _require_at_most(name: str, value: float | None) -> None:
+    if value is not None and value > LARGEST_SIZE:
+        raise ConfigError(f"{name}: expected at most {LARGEST_SIZE}, got {value}")
 
 
 def _per_layer(name: str, value: PerLayer, layers: int, least: int) -> list[int]:
@@ -321,7 +334,11 @@ def _per_layer(name: str, value: PerLayer, layers: int, least: int) -> list[int]
 def _grouped(heads: int, group: float) -> int:
     """The largest key/value head count that divides `heads` into groups of at least `group` query heads."""
     wanted = max(1.0, heads / group)
-    return max(divisor for divisor in range(1, heads + 1) if heads % divisor == 0 and divisor <= wanted)
+    return max(divisor for divisor in rules.divisors(heads) if divisor <= wanted)
+
+
+def _heads_slice_width(layer: LayerShape) -> bool:
+    return layer.has_attention and layer.value_dim is None and layer.heads * layer.head_dim == layer.width
 
 
 def _most_common(values: Iterable[_T]) -> _T:

@@ -22,16 +22,15 @@ _FACTOR_HALVINGS = 80
 class WidthCost:
     """Weights of one layer as a function of its width w: `square * w^2 + line * w`, and of the two wastes.
 
-    A waste is that many weights for each coordinate of the first or last width beyond the reference width.
+    For every coordinate of an end's width w beyond the reference width, a waste is `square * w` weights, the last one
+    `fixed` more.
     """
 
     square: float
     line: float
     first_waste_square: float
-    """The first waste per coordinate, as a multiple of the width."""
     last_waste_square: float
     last_waste_fixed: float
-    """What the last waste has per coordinate beside that multiple."""
 
     def effective(self, shares: Sequence[float], reference_width: float) -> Callable[[float], float]:
         """Effective weights of layers of `shares` of a (real-valued) width, as a function of that width.

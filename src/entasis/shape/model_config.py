@@ -87,9 +87,14 @@ class ModelConfig:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ModelConfig:
-        """The inverse of `to_dict`."""
+        """The inverse of `to_dict`; parts that the style decides may be left out, unknown fields are errors."""
         known = [field.name for field in dataclasses.fields(cls)]
+        if not isinstance(data, Mapping):
+            raise ConfigError(f"model: expected an object with fields of {', '.join(known)}")
         for name in data:
             if name not in known:
                 raise ConfigError(f"{name}: unknown field of a model configuration; known: {', '.join(known)}")
+        for name in ("vocab_size", "context"):
+            if name not in data:
+                raise ConfigError(f"{name}: missing")
         return cls(**data)

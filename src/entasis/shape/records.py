@@ -11,6 +11,10 @@ from typing import Any
 import yaml
 
 from entasis.errors import ShapeError
+from entasis.settings import nearest, parse_json, parse_yaml, shorten
+
+LARGEST_SIZE = 2**31 - 1
+"""Of anything that is counted here; beyond it no tensor library is safe."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +65,7 @@ class LayerShape:
 
 _LEAST = {"width": 1, "window": 1, "value_dim": 1}  # every other field may be 0
 _OPTIONAL = {"value_dim", "window"}
+_SHAPE_FIELDS = ("layers", "embed_width", "unembed_width")
 _LAYER_FIELDS = tuple(field.name for field in dataclasses.fields(LayerShape))
 _REQUIRED = tuple(f.name for f in dataclasses.fields(LayerShape) if f.default is dataclasses.MISSING)
 
@@ -70,9 +75,9 @@ class Shape:
     """A transformer's shape: its layers in order, and the widths at which tokens enter and leave.
 
     Raises:
-        ShapeError: a field is no whole number or too small; the line names layer and field. What a *valid* shape must
-            fulfil beyond that (heads that group evenly, even head dims under rotary positions, ...) is the business of
-            `entasis.shape.rules`.
+        ShapeError: a field is no whole number, too small or too large; the line names layer and field. What a *valid*
+            shape must fulfil beyond that (heads that group evenly, even head dims under rotary positions, ...) is the
+            business of `entasis.shape.rules`.
     """
 
     layers: tuple[LayerShape, ...]
@@ -86,11 +91,13 @@ class Shape:
         if not self.layers:
             raise ShapeError("layers: a shape needs at least one layer")
         for number, layer in enumerate(self.layers, start=1):
+            if not isinstance(layer, LayerShape):
+                raise ShapeError(f"expected a LayerShape, got {shorten(layer)}", number)
             for name in _LAYER_FIELDS:
                 value = getattr(layer, name)
                 if value is None and name in _OPTIONAL:
                     continue
-                _check_size(f"layer {number}: {name}", value, _LEAST.get(name, 0))
+                _check_size(name, value, _LEAST.get(name, 0), number)
         _check_size("embed_width", self.embed_width, 1)
         if self.unembed_width is not None:
             _check_size("unembed_width", self.unembed_width, 1)
@@ -117,14 +124,16 @@ class Shape:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Shape:
         """The inverse of `to_dict`; fields with a default may be left out, unknown ones are errors."""
-        if not isinstance(data.get("layers"), list | tuple):
-            raise ShapeError("layers: a shape is an object with a list of layers and an embed_width")
-        _check_names("shape", data, known=("layers", "embed_width", "unembed_width"), required=("embed_width",))
+        if not isinstance(data, Mapping):
+            raise ShapeError(f"a shape is an object with {', '.join(_SHAPE_FIELDS)}; got {shorten(data)}")
+        _check_names(data, known=_SHAPE_FIELDS, required=("layers", "embed_width"))
+        if not isinstance(data["layers"], list | tuple):
+            raise ShapeError(f"layers: expected a list with one object per layer; got {shorten(data['layers'])}")
         layers = []
         for number, layer in enumerate(data["layers"], start=1):
             if not isinstance(layer, Mapping):
-                raise ShapeError(f"layer {number}: expected an object with {', '.join(_REQUIRED)}; got {layer!r}")
-            _check_names(f"layer {number}", layer, known=_LAYER_FIELDS, required=_REQUIRED)
+                raise ShapeError(f"expected an object with {', '.join(_REQUIRED)}; got {shorten(layer)}", number)
+            _check_names(layer, known=_LAYER_FIELDS, required=_REQUIRED, layer=number)
             layers.append(LayerShape(**layer))
         return cls(tuple(layers), data["embed_width"], data.get("unembed_width"))
 
@@ -134,8 +143,13 @@ class Shape:
 
     @classmethod
     def from_json(cls, text: str) -> Shape:
-        """The inverse of `to_json`."""
-        return cls.from_dict(json.loads(text))
+        """The inverse of `to_json`.
+
+        Raises:
+            ConfigError: the text is not JSON.
+            ShapeError: it is not a shape; the line names layer and field.
+        """
+        return cls.from_dict(parse_json(text, "shape"))
 
     def to_yaml(self) -> str:
         """`to_dict` as YAML text, a line a layer."""
@@ -143,21 +157,30 @@ class Shape:
 
     @classmethod
     def from_yaml(cls, text: str) -> Shape:
-        """The inverse of `to_yaml`."""
-        return cls.from_dict(yaml.safe_load(text))
+        """The inverse of `to_yaml`.
+
+        Raises:
+            ConfigError: the text is not YAML.
+            ShapeError: it is not a shape; the line names layer and field.
+        """
+        return cls.from_dict(parse_yaml(text, "shape"))
 
 
-def _check_size(where: str, value: object, least: int) -> None:
+def _check_size(name: str, value: object, least: int, layer: int | None = None) -> None:
     if not isinstance(value, int) or isinstance(value, bool):
-        raise ShapeError(f"{where}: expected a whole number, got {value!r}")
-    if value < least:
-        raise ShapeError(f"{where}: expected at least {least}, got {value}")
+        raise ShapeError(f"{name}: expected a whole number, got {shorten(value)}", layer)
+    if not least <= value <= LARGEST_SIZE:
+        bound = f"at least {least}" if value < least else f"at most {LARGEST_SIZE}"
+        raise ShapeError(f"{name}: expected {bound}, got {shorten(value)}", layer)
 
 
-def _check_names(where: str, data: Mapping[str, Any], known: tuple[str, ...], required: tuple[str, ...]) -> None:
+def _check_names(
+    data: Mapping[str, Any], known: tuple[str, ...], required: tuple[str, ...], layer: int | None = None
+) -> None:
     for name in data:
         if name not in known:
-            raise ShapeError(f"{where}: unknown field {name!r}; known: {', '.join(known)}")
+            hint = nearest(str(name), known)
+            raise ShapeError(f"unknown field {shorten(name)}{hint}; known: {', '.join(known)}", layer)
     for name in required:
         if name not in data:
-            raise ShapeError(f"{where}: {name} is missing")
+            raise ShapeError(f"{name}: missing", layer)

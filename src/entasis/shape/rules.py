@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -40,6 +41,8 @@ def findings(shape: Shape, config: ModelConfig) -> list[Finding]:
     found = list(_shape_rules(shape, config))
     for number, layer in enumerate(shape.layers, start=1):
         found += [Finding("error", number, message) for message in _layer_errors(layer, config)]
+        if not layer.has_attention and not layer.has_mlp:
+            found.append(Finding("warning", number, "has neither attention nor MLP, so it changes nothing"))
         found += [Finding("warning", number, message) for message in _kernel_warnings(layer)]
     return errors_first(found)
 
@@ -53,7 +56,8 @@ def require_no_errors(found: Sequence[Finding]) -> None:
     """Raises a ShapeError with the first error; further errors are counted."""
     errors = [finding for finding in found if finding.level == "error"]
     if errors:
-        more = f" (and {len(errors) - 1} more errors)" if len(errors) > 1 else ""
+        others = len(errors) - 1
+        more = f" (and {others} more error{'s' * (others > 1)})" if others else ""
         raise ShapeError(f"{errors[0]}{more}")
 
 
@@ -141,9 +145,15 @@ def _kernel_warnings(layer: LayerShape) -> Iterator[str]:
             yield f"{name} {dim} is no power of two: kernels may lose alignment"
 
 
+def divisors(number: int) -> set[int]:
+    """All divisors of a positive number."""
+    small = [divisor for divisor in range(1, math.isqrt(number) + 1) if number % divisor == 0]
+    return {*small, *(number // divisor for divisor in small)}
+
+
 def _near_divisors(number: int, wanted: int) -> str:
-    divisors = [d for d in range(1, number + 1) if number % d == 0]
-    return ", ".join(map(str, sorted(sorted(divisors, key=lambda d: abs(d - wanted))[:3])))
+    nearest = sorted(divisors(number), key=lambda divisor: (abs(divisor - wanted), divisor))[:3]
+    return ", ".join(map(str, sorted(nearest)))
 
 
 def _runs(values: Sequence[int]) -> Iterator[tuple[int, int]]:

@@ -1,1 +1,1 @@
-
+"""Studies: several runs, and what may be said of them."""

@@ -1,1 +1,1 @@
-
+"""Training: one loop, one explicit state."""

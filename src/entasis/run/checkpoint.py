@@ -1,0 +1,201 @@
+"""Checkpoints: complete or absent, nothing pickled, checked when read.
+
+    step-00000120/
+        model.safetensors       the weights
+        optimizer.safetensors   what the optimizer steps on, by parameter name
+        state.json              step, tokens, shape, block, fingerprint of the data
+        complete.json           written last: the size and SHA-256 of every other file
+
+A checkpoint is written under a temporary name in the same folder, forced to the disk and renamed, and it is renamed
+before it is removed. So a folder of this name is complete, whenever the process was killed; one without a readable
+`complete.json` was damaged afterwards.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from entasis.errors import EntasisError
+from entasis.run.files import sync_file, sync_folder, write_json
+
+FORMAT = "entasis-checkpoint-1"
+_MARKER = "complete.json"
+_NAME = re.compile(r"step-(\d{8,})")
+
+
+class NonFiniteError(EntasisError):
+    """A loss, gradient or weight is not finite."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A checkpoint's content, on the CPU."""
+
+    step: int
+    """Optimizer steps taken."""
+    model: dict[str, Tensor]
+    optimizer: dict[str, Tensor]
+    state: dict[str, Any]
+    """Plain data: what the run must agree with to go on."""
+
+
+def save_checkpoint(folder: Path, checkpoint: Checkpoint, keep: int) -> Path:
+    """Writes a checkpoint into `folder` and removes all but the newest `keep` up to this step.
+
+    One of a later step was damaged, since the run went on from an earlier one; it must not push out a good one.
+
+    Raises:
+        NonFiniteError: a weight is not finite; nothing is written and nothing removed.
+        EntasisError: the disk refuses; the older checkpoints are kept.
+    """
+    _refuse_non_finite(checkpoint)
+    final = folder / f"step-{checkpoint.step:08d}"
+    temporary = folder / f".{final.name}.tmp"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(folder)
+        _write(temporary, checkpoint)
+        if final.exists():  # a damaged checkpoint of this step
+            _remove(final)
+        temporary.rename(final)
+        sync_folder(folder)
+    except (OSError, SafetensorError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise EntasisError(
+            f"{final}: cannot be written ({reason}); the older checkpoints are kept; make room or mend the rights, "
+            "and start the same command again"
+        ) from None
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)  # what a failed save wrote must not fill the disk
+    for old in [path for path in _saved(folder) if _step(path) <= checkpoint.step][:-keep]:
+        _remove(old)
+    return final
+
+
+def load_newest(folder: Path, report: Callable[[str], None]) -> Checkpoint | None:
+    """The newest checkpoint whose files are as they were written; None if there is none.
+
+    Damaged ones are passed over, and `report` is told which and why.
+
+    Raises:
+        EntasisError: there are checkpoints, and all are damaged.
+    """
+    candidates = _saved(folder)
+    for path in reversed(candidates):
+        try:
+            return load_checkpoint(path)
+        except EntasisError as error:
+            report(f"{error}; looking for an older checkpoint")
+    if candidates:
+        raise EntasisError(f"{folder}: all {len(candidates)} checkpoints are damaged; remove the folder to start anew")
+    return None
+
+
+def load_checkpoint(path: Path) -> Checkpoint:
+    """Reads and checks one checkpoint.
+
+    Raises:
+        EntasisError: it is not complete, or a file is missing, altered or not what it should be; names the file.
+    """
+    verify_checkpoint(path)
+    state = json.loads((path / "state.json").read_text(encoding="utf-8"))
+    try:
+        model, optimizer = load_file(path / "model.safetensors"), load_file(path / "optimizer.safetensors")
+    except SafetensorError as error:
+        raise EntasisError(f"{path}: {error}") from None
+    return Checkpoint(step=state.pop("step"), model=model, optimizer=optimizer, state=state)
+
+
+def verify_checkpoint(path: Path) -> None:
+    """Compares every file with the marker's sizes and checksums.
+
+    Raises:
+        EntasisError: names the first file that differs.
+    """
+    try:
+        marker = json.loads((path / _MARKER).read_text(encoding="utf-8"))
+        form = marker["format"]
+        expected = {name: (int(entry["bytes"]), str(entry["sha256"])) for name, entry in marker["files"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise EntasisError(f"{path / _MARKER}: missing or damaged") from None
+    if form != FORMAT:
+        raise EntasisError(f"{path}: format {form}, expected {FORMAT}; it was written by another version")
+    for name in ("model.safetensors", "optimizer.safetensors", "state.json"):
+        file = path / name
+        if name not in expected or not file.is_file():
+            raise EntasisError(f"{file}: missing")
+        size, checksum = expected[name]
+        if file.stat().st_size != size:
+            raise EntasisError(f"{file}: {file.stat().st_size} bytes instead of {size}; the file is damaged")
+        if _sha256(file) != checksum:
+            raise EntasisError(f"{file}: checksum differs; the file is damaged")
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Removes what a killed save left; the run's lock says that nobody else is writing."""
+    for path in folder.glob(".step-*.tmp"):
+        shutil.rmtree(path)
+
+
+def _write(folder: Path, checkpoint: Checkpoint) -> None:
+    """Every file of a checkpoint, on the disk when this returns; the marker last."""
+    folder.mkdir()
+    save_file(_contiguous(checkpoint.model), folder / "model.safetensors")
+    save_file(_contiguous(checkpoint.optimizer), folder / "optimizer.safetensors")
+    write_json(folder / "state.json", {"step": checkpoint.step, **checkpoint.state})
+    files = sorted(folder.iterdir())
+    for path in files:
+        sync_file(path)
+    marker = {path.name: {"bytes": path.stat().st_size, "sha256": _sha256(path)} for path in files}
+    write_json(folder / _MARKER, {"format": FORMAT, "files": marker})
+    sync_folder(folder)
+
+
+def _saved(folder: Path) -> list[Path]:
+    """The checkpoints' folders, oldest first."""
+    if not folder.is_dir():
+        return []
+    return sorted((path for path in folder.iterdir() if _NAME.fullmatch(path.name)), key=_step)
+
+
+def _step(path: Path) -> int:
+    match = _NAME.fullmatch(path.name)
+    assert match
+    return int(match[1])
+
+
+def _remove(path: Path) -> None:
+    """Removes a checkpoint, under another name, so that a kill leaves a leftover and not half a checkpoint."""
+    doomed = path.with_name(f".{path.name}.old.tmp")
+    path.rename(doomed)
+    shutil.rmtree(doomed)
+
+
+def _refuse_non_finite(checkpoint: Checkpoint) -> None:
+    for name, tensor in checkpoint.model.items():
+        if not bool(torch.isfinite(tensor).all()):
+            raise NonFiniteError(
+                f"step {checkpoint.step}: weight {name} is not finite; no checkpoint is written and the older ones are "
+                "kept; lower optimizer.learning_rate"
+            )
+
+
+def _contiguous(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().to("cpu").contiguous() for name, tensor in tensors.items()}
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,41 @@
+"""Writing files so that they are complete or absent, also when the machine stops in the middle."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a file by temporary name, fsync and rename: readers see the old or the new content, never a part."""
+    temporary = path.with_name(f".{path.name}.tmp")  # one name, so that what a killed process left is written over
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_folder(path.parent)
+
+
+def write_json(path: Path, data: Any) -> None:  # noqa: ANN401 - any plain data
+    """Plain data as an indented JSON file, written as `write_text` does."""
+    write_text(path, json.dumps(data, indent=1, allow_nan=False) + "\n")
+
+
+def sync_file(path: Path) -> None:
+    """Forces a written file to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_folder(path: Path) -> None:
+    """Forces a folder's entries (new names, renames) to the disk."""
+    sync_file(path)

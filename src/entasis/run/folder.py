@@ -1,0 +1,206 @@
+"""The run folder: who may write in it, what the run is, and its metrics.
+
+config.yaml  shape.json  environment.json  metrics.jsonl  log.txt  tokenizer/  checkpoints/step-NNNNNNNN/
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from entasis.errors import ConfigError, EntasisError, ShapeError
+from entasis.run.config import RunConfig, parse_config
+from entasis.run.files import write_json, write_text
+from entasis.settings import read_yaml
+from entasis.shape.records import Shape
+
+# Settings that may change when a run goes on, since the weights after a step do not depend on them. `steps` does
+# move the learning rate's schedule; the run says so. Devices and threads may change the last bits.
+_MAY_CHANGE = {
+    ("out",),
+    ("compare",),
+    ("data", "path"),  # the data's fingerprint decides, not where it lies
+    ("train", "steps"),
+    ("train", "evaluate_every"),
+    ("train", "evaluate_tokens"),
+    ("train", "checkpoint_every"),
+    ("train", "keep_checkpoints"),
+    ("train", "device"),
+    ("train", "threads"),
+    ("train", "compile"),
+}
+
+
+class RunFolder:
+    """Paths and files of one run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config_file = path / "config.yaml"
+        self.shape_file = path / "shape.json"
+        self.environment_file = path / "environment.json"
+        self.metrics_file = path / "metrics.jsonl"
+        self.log_file = path / "log.txt"
+        self.tokenizer = path / "tokenizer"
+        self.checkpoints = path / "checkpoints"
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Holds the folder (made if needed) for this process. The kernel frees the lock however the process ends.
+
+        Raises:
+            EntasisError: another process holds it.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        with (self.path / ".lock").open("a+") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                file.seek(0)
+                owner = file.read().strip() or "unknown"
+                raise EntasisError(
+                    f"{self.path}: process {owner} is working in this run folder; wait for it or choose another `out`"
+                ) from None
+            file.seek(0)
+            file.truncate()
+            file.write(str(os.getpid()))
+            file.flush()
+            yield
+
+    def check(self, config: RunConfig, shape: Shape, environment: Mapping[str, Any]) -> list[str]:
+        """Checks that the run that was begun here, if there is one, is the run of `config`; changes nothing.
+
+        Returns:
+            One line for each setting that changed and may.
+
+        Raises:
+            ConfigError: the folder holds a run with another setting; names the field and both values.
+        """
+        if not self.config_file.exists():
+            return []
+        changes = _compare(self.read_config().model_dump(mode="json"), config.model_dump(mode="json"), self.path)
+        if self.read_shape() != shape:
+            raise ConfigError(
+                f"shape: {self.shape_file} is not the shape of {self.config_file}; it was edited or belongs to "
+                "another run"
+            )
+        before = self.read_environment()
+        return changes + [
+            f"{name}: {before.get(name)!r} -> {value!r}"
+            for name, value in environment.items()
+            if before.get(name) != value
+        ]
+
+    def write(self, config: RunConfig, shape: Shape, environment: Mapping[str, Any]) -> None:
+        """Writes what the run is."""
+        # The configuration last: a folder with one then has the rest too.
+        write_text(self.shape_file, shape.to_json() + "\n")
+        write_json(self.environment_file, environment)
+        write_text(self.config_file, config.to_yaml())
+
+    def read_config(self) -> RunConfig:
+        """The configuration that was saved at the run's start."""
+        return parse_config(read_yaml(self.config_file))
+
+    def read_shape(self) -> Shape:
+        """The shape that was saved at the run's start."""
+        try:
+            return Shape.from_dict(_read_json(self.shape_file))
+        except ShapeError as error:
+            raise EntasisError(f"{self.shape_file}: {error}") from None
+
+    def read_environment(self) -> dict[str, Any]:
+        """What the run ran on when it last took a step."""
+        return _read_json(self.environment_file)
+
+    def mend_metrics(self) -> None:
+        """Cuts off a last line that a kill left torn."""
+        if not self.metrics_file.exists():
+            return
+        with self.metrics_file.open("r+b") as file:
+            content = file.read()
+            file.truncate(content.rfind(b"\n") + 1)
+
+    def append_metrics(self, record: Mapping[str, Any]) -> None:
+        """Adds one record; `sync_metrics` makes it last."""
+        with self.metrics_file.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+
+    def sync_metrics(self) -> None:
+        """Forces the records to the disk, before a checkpoint that includes their steps is announced."""
+        if self.metrics_file.exists():
+            with self.metrics_file.open("ab") as file:
+                os.fsync(file.fileno())
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """One record a step, in order; where the run went back to a checkpoint, what it did after that counts."""
+        if not self.metrics_file.exists():
+            return []
+        records: list[dict[str, Any]] = []
+        with self.metrics_file.open(encoding="utf-8") as file:
+            for number, line in enumerate(file, start=1):
+                if not line.endswith("\n"):  # torn by a kill; `mend_metrics` cuts it off
+                    break
+                try:
+                    record = json.loads(line)
+                    step = int(record["step"])
+                except (ValueError, KeyError, TypeError):
+                    raise EntasisError(f"{self.metrics_file}: line {number} is not a record") from None
+                # A run that goes back to a checkpoint goes on from there: what it had done beyond is not part of it.
+                while records and records[-1]["step"] >= step:
+                    records.pop()
+                records.append(record)
+        return records
+
+    def log(self, line: str) -> None:
+        """Adds a line with the time to `log.txt`."""
+        with self.log_file.open("a", encoding="utf-8") as file:
+            file.write(f"{datetime.now(UTC).isoformat(timespec='seconds')} {line}\n")
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise EntasisError(f"{path}: missing") from None
+    except ValueError as error:
+        raise EntasisError(f"{path}: not JSON ({error})") from None
+    if not isinstance(data, dict):
+        raise EntasisError(f"{path}: expected an object of names and values")
+    return data
+
+
+def _compare(saved: dict[str, Any], given: dict[str, Any], folder: Path) -> list[str]:
+    changes = []
+    for where in _leaves(saved) | _leaves(given):
+        before, now = _get(saved, where), _get(given, where)
+        if before == now:
+            continue
+        line = f"{'.'.join(where)}: {before!r} -> {now!r}"
+        if where in _MAY_CHANGE or where[0] == "compare":
+            changes.append(line)
+        else:
+            raise ConfigError(
+                f"{'.'.join(where)}: the run in {folder} was begun with {before!r}, and now it is {now!r}; "
+                "set it back, or choose another `out`"
+            )
+    return sorted(changes)
+
+
+def _leaves(data: dict[str, Any], prefix: tuple[str, ...] = ()) -> set[tuple[str, ...]]:
+    found: set[tuple[str, ...]] = set()
+    for key, value in data.items():
+        found |= _leaves(value, (*prefix, key)) if isinstance(value, dict) and value else {(*prefix, key)}
+    return found
+
+
+def _get(data: Any, where: tuple[str, ...]) -> Any:  # noqa: ANN401 - plain data
+    for key in where:
+        data = data.get(key) if isinstance(data, dict) else None
+    return data

@@ -1,0 +1,196 @@
+"""Comparing shapes at one budget: check the match, tune each shape's rate, train every shape with every seed, report.
+
+Seeds are paired: for one seed all shapes see the same batches. Everything is derived from the run folders, so that a
+study that was stopped goes on where it was, and a finished run is never trained again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from entasis.data.dataset import TokenData
+from entasis.errors import ConfigError, EntasisError
+from entasis.report.comparison import write_report
+from entasis.report.schema import Comparison, RatePoint
+from entasis.run.checkpoint import NonFiniteError
+from entasis.run.config import CompareSection, RunConfig
+from entasis.run.files import write_json, write_text
+from entasis.run.folder import RunFolder
+from entasis.shape.budget import Budget, budget
+from entasis.shape.families import Design
+from entasis.study.results import ShapeRuns, comparison_results
+from entasis.train.loop import train
+
+MATCH_FIELDS = {
+    "effective": "effective_parameters",
+    "parameters": "parameters",
+    "flops": "flops_per_token",
+    "kv": "kv_cache_bytes_per_token",
+}
+_PROTOCOL = ("steps", "evaluate_every", "evaluate_tokens")
+"""Settings of `train` that may change when one run goes on, but not between the runs of a study."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One shape of a comparison."""
+
+    name: str
+    config: RunConfig
+    """The run's configuration, but for seed, rate and folder."""
+    design: Design
+    budget: Budget
+
+
+def compare(config: RunConfig, console: Console, *, command: str, allow_unequal: bool = False) -> Comparison:
+    """Runs the comparison of `config` to its end and writes `results.json` and `report.html` into its folder.
+
+    Raises:
+        ConfigError: there is nothing to compare, or the budgets differ by more than the tolerance.
+        EntasisError: a run failed; the line names it. What is finished is kept.
+    """
+    section = config.compare
+    if section is None:
+        raise ConfigError("compare: missing; list the shapes to compare under compare.shapes")
+    folder = Path(config.out)
+    data = TokenData.open(Path(config.data.path))
+    entries = [_entry(name, config, data.vocab_size) for name in section.shapes]
+    reference = _reference(entries)
+    unequal = _unequal(entries, reference, section)
+    if unequal and not allow_unequal:
+        raise ConfigError(f"compare.match: {'; '.join(unequal.values())}; change the shapes, or use --allow-unequal")
+
+    with RunFolder(folder).locked():
+        write_text(folder / "config.yaml", config.to_yaml())
+        tuning = {entry.name: _tune(entry, section, folder, console) for entry in entries}
+        rates = {
+            entry.name: _best_rate(entry.name, tuning[entry.name]) or config.optimizer.learning_rate
+            for entry in entries
+        }
+        runs: dict[str, list[Path]] = {entry.name: [] for entry in entries}
+        total, done = len(section.seeds) * len(entries), 0
+        # Seeds outside, shapes inside: the shapes' rates are measured in turn, under the same conditions.
+        for seed in section.seeds:
+            for entry in entries:
+                done += 1
+                out = folder / "runs" / f"{entry.name}-seed{seed}"
+                run = _run_config(entry, seed, rates[entry.name], out)
+                _train(run, console, f"{entry.name}, seed {seed} ({done}/{total})")
+                runs[entry.name].append(out)
+
+        results = comparison_results(
+            config,
+            data,
+            command=command,
+            reference=reference.name,
+            unequal=list(unequal),
+            shapes=[
+                ShapeRuns(
+                    entry.name, entry.design, entry.budget, rates[entry.name], tuning[entry.name], runs[entry.name]
+                )
+                for entry in entries
+            ],
+        )
+        write_json(folder / "results.json", results)
+        write_report(results, folder / "report.html")
+    return results
+
+
+def _entry(name: str, config: RunConfig, vocab_size: int) -> Entry:
+    own = config.for_shape(name)
+    design = own.design(vocab_size)
+    return Entry(name, own, design, budget(design.shape, own.block(vocab_size)))
+
+
+def _reference(entries: Sequence[Entry]) -> Entry:
+    """The shape named uniform, else the first uniform one, else the first."""
+    named = [entry for entry in entries if entry.name == "uniform"]
+    straight = [entry for entry in entries if entry.design.family == "uniform"]
+    return [*named, *straight, *entries][0]
+
+
+def _unequal(entries: Sequence[Entry], reference: Entry, section: CompareSection) -> Mapping[str, str]:
+    """Shapes whose budget differs from the reference's by more than the tolerance, and by how much."""
+    field = MATCH_FIELDS[section.match.by]
+    expected = getattr(reference.budget, field)
+    found = {}
+    for entry in entries:
+        value = getattr(entry.budget, field)
+        gap = abs(value - expected) / expected if expected else float(value != expected)
+        if gap > section.match.tolerance:
+            found[entry.name] = (
+                f"{entry.name} has {value:,} {field} and {reference.name} {expected:,}, {gap:.2%} apart "
+                f"(tolerance {section.match.tolerance:.2%})"
+            )
+    return found
+
+
+def _tune(entry: Entry, section: CompareSection, folder: Path, console: Console) -> list[RatePoint]:
+    """Final held-out loss at each rate; empty without tuning."""
+    if section.tune is None:
+        return []
+    points = []
+    rates = section.tune.learning_rate
+    for number, rate in enumerate(rates, start=1):
+        out = folder / "tuning" / f"{entry.name}-rate{rate!r}"
+        config = _run_config(entry, section.tune.seed, rate, out)
+        label = f"{entry.name}, tuning at {rate:g} ({number}/{len(rates)})"
+        diverged = out / "diverged.json"
+        loss: float | None = None
+        # Of another configuration, the run is tried again, and refused if the run folder does not allow the change.
+        if not (diverged.exists() and RunFolder(out).read_config() == config):
+            try:
+                _train(config, console, label)
+                loss = RunFolder(out).read_metrics()[-1]["val_loss"]
+            except NonFiniteError as error:
+                write_json(diverged, {"message": str(error)})
+                console.print(str(error), markup=False, highlight=False, soft_wrap=True)
+        points.append(RatePoint(learning_rate=rate, final_val_loss=loss))
+    return points
+
+
+def _best_rate(name: str, tuning: Sequence[RatePoint]) -> float | None:
+    """The rate with the lowest held-out loss; None without tuning."""
+    finite = [
+        (point["final_val_loss"], point["learning_rate"]) for point in tuning if point["final_val_loss"] is not None
+    ]
+    if tuning and not finite:
+        raise EntasisError(f"compare.tune: {name} diverged at every rate; try lower ones")
+    return min(finite)[1] if finite else None
+
+
+def _run_config(entry: Entry, seed: int, rate: float, out: Path) -> RunConfig:
+    return entry.config.model_copy(
+        update={
+            "train": entry.config.train.model_copy(update={"seed": seed}),
+            "optimizer": entry.config.optimizer.model_copy(update={"learning_rate": rate}),
+            "out": str(out),
+        }
+    )
+
+
+def _train(config: RunConfig, console: Console, label: str) -> None:
+    """Trains one run of the study to its end, unless it is finished.
+
+    Raises:
+        ConfigError: the folder holds a run that was trained or evaluated otherwise.
+        NonFiniteError: the run diverged; the line names it.
+    """
+    folder = RunFolder(Path(config.out))
+    if folder.config_file.exists():
+        before = folder.read_config().train
+        for name in _PROTOCOL:
+            was, now = getattr(before, name), getattr(config.train, name)
+            if was != now:
+                raise ConfigError(
+                    f"train.{name}: the study has a run with {was} ({folder.path}), and now it is {now}; such runs "
+                    "cannot be compared: set it back, or choose another `out`"
+                )
+    try:
+        train(config, console, label=label)
+    except NonFiniteError as error:
+        raise NonFiniteError(f"{label}: {error}") from None

@@ -1,0 +1,175 @@
+"""The training loop, from top to bottom: open the data, build the model, go on where the run stopped, step, save."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from entasis.data.dataset import TokenData
+from entasis.data.stream import Batch, BatchStream, held_out_batches
+from entasis.evaluate.held_out import held_out_loss
+from entasis.model.device import choose_computation
+from entasis.model.loss import summed_cross_entropy
+from entasis.model.transformer import Transformer
+from entasis.run.checkpoint import NonFiniteError, load_newest, remove_leftovers, save_checkpoint
+from entasis.run.config import RunConfig
+from entasis.run.environment import device_name, environment_record
+from entasis.run.folder import RunFolder
+from entasis.shape.budget import budget
+from entasis.train.interrupt import Interrupted, StopRequest
+from entasis.train.monitor import Monitor, Throughput
+from entasis.train.optimizer import Optimizer
+from entasis.train.peaks import peak_flops
+from entasis.train.schedule import rate_share
+from entasis.train.state import TrainState
+
+
+def train(config: RunConfig, console: Console, *, label: str = "train") -> None:  # noqa: PLR0915 - reads in one go
+    """Trains the run of `config` to its last step, from the newest good checkpoint if there is one.
+
+    Raises:
+        ConfigError: the folder holds another run, or the device is not there.
+        Interrupted: a signal asked to stop; the state is saved.
+        NonFiniteError: a loss, gradient or weight was not finite; the last good checkpoint is kept.
+    """
+    folder = RunFolder(Path(config.out))
+    with folder.locked():
+        computation = choose_computation(config.train.device, config.train.precision, config.train.threads)
+        data = TokenData.open(Path(config.data.path))
+        data.held_out.require_window(config.model.context)  # now, and not at the first evaluation
+        design, block = config.design(data.vocab_size), config.block(data.vocab_size)
+        environment = environment_record(computation.device)
+        changes = folder.check(config, design.shape, environment)
+
+        stream = BatchStream(
+            data.train,
+            context=config.model.context,
+            batch_sequences=config.batch_sequences,
+            seed=config.train.seed,
+            document_mask=config.data.document_mask,
+            eos_id=data.eos_id,
+        )
+        model = Transformer(design.shape, block, seed=config.train.seed).to(computation.device)
+        state = TrainState(model, Optimizer(model, config.optimizer), data.fingerprint)
+        folder.mend_metrics()
+        remove_leftovers(folder.checkpoints)
+        checkpoint = load_newest(folder.checkpoints, lambda line: _say(folder, console, line))
+        if checkpoint is not None:
+            state.restore(checkpoint)
+            if state.step >= config.train.steps:
+                _say(folder, console, f"{folder.path}: already finished, {state.step} of {config.train.steps} steps")
+                return
+            _say(folder, console, f"{folder.path}: goes on after step {state.step} of {config.train.steps}")
+            for change in changes:
+                _say(folder, console, f"changed since the run began: {change}")
+        else:
+            for line in state.optimizer.describe():
+                _say(folder, console, line)
+        # Only now: a run that is refused above leaves the folder as it was.
+        folder.write(config, design.shape, environment)
+        data.tokenizer().save(folder.tokenizer)
+        saved_step = state.step
+
+        hidden = torch.compile(model.hidden) if config.train.compile else model.hidden
+        tokens_per_step = config.batch_sequences * config.model.context
+        throughput = Throughput(tokens_per_step)
+        monitor = Monitor(
+            folder,
+            console,
+            label=label,
+            step=state.step,
+            steps=config.train.steps,
+            flops_per_token=budget(design.shape, block).flops_per_token,
+            peak=peak_flops(device_name(computation.device), computation.dtype),
+        )
+        with monitor, StopRequest() as stop:
+            while state.step < config.train.steps:
+                throughput.start()
+                batch = stream.batch(state.step)
+                learning_rate = config.optimizer.learning_rate * rate_share(
+                    config.schedule, state.step, config.train.steps
+                )
+
+                # The normaliser counts the targets of all micro-batches before the first backward pass, so that the
+                # gradient is that of one mean over the step, however it is cut.
+                loss = torch.zeros((), device=computation.device)
+                for part in _micro_batches(batch, config.train.micro_batch):
+                    documents = None if part.documents is None else computation.tensor(part.documents)
+                    with computation.autocast():
+                        states = hidden(computation.tensor(part.tokens), documents)
+                        targets = computation.tensor(part.targets).flatten()
+                        part_loss = summed_cross_entropy(states.flatten(0, 1), model.head_weight, targets)
+                    part_loss = part_loss / batch.counted
+                    part_loss.backward()  # type: ignore[no-untyped-call]
+                    loss += part_loss.detach()
+                norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.optimizer.clip or math.inf)
+                _require_finite(loss.item(), norm.item(), state, stream)
+                state.optimizer.step(learning_rate)
+                state.step += 1
+                state.tokens += tokens_per_step
+
+                record = {
+                    "step": state.step,
+                    "tokens": state.tokens,
+                    "train_loss": loss.item(),
+                    "learning_rate": learning_rate,
+                    "grad_norm": norm.item(),
+                    "tokens_per_second": throughput.stop(),
+                }
+                finished = state.step == config.train.steps
+                if finished or state.step % config.train.evaluate_every == 0:
+                    record["val_loss"] = held_out_loss(
+                        model,
+                        held_out_batches(
+                            data.held_out,
+                            context=config.model.context,
+                            batch_sequences=config.train.micro_batch,
+                            tokens=config.train.evaluate_tokens,
+                            document_mask=config.data.document_mask,
+                            eos_id=data.eos_id,
+                        ),
+                        computation,
+                    )
+                    _require_finite_evaluation(record["val_loss"], state.step)
+                monitor.step(record)
+                if finished or stop.name or state.step % config.train.checkpoint_every == 0:
+                    folder.sync_metrics()
+                    save_checkpoint(folder.checkpoints, state.to_checkpoint(), config.train.keep_checkpoints)
+                    saved_step = state.step
+                if stop.name:  # also after the last step: what called this, a comparison say, has to stop
+                    raise Interrupted(
+                        f"stopped by {stop.name}: step {saved_step} of {config.train.steps} is saved in {folder.path}; "
+                        "the same command goes on from there"
+                    )
+
+
+def _micro_batches(batch: Batch, sequences: int) -> Iterator[Batch]:
+    for start in range(0, len(batch.tokens), sequences):
+        yield batch.part(start, start + sequences)
+
+
+def _require_finite(loss: float, norm: float, state: TrainState, stream: BatchStream) -> None:
+    """Stops before the update; nothing that the step computed reaches the weights."""
+    if not (math.isfinite(loss) and math.isfinite(norm)):
+        raise NonFiniteError(
+            f"step {state.step + 1}: loss {loss:g}, gradient norm {norm:g} (after {state.tokens:,} tokens; "
+            f"{stream.describe(state.step)}); the update was not made and the last checkpoint is kept; lower "
+            "optimizer.learning_rate, or look at the data there"
+        )
+
+
+def _require_finite_evaluation(loss: float, step: int) -> None:
+    """Stops before the step's checkpoint."""
+    if not math.isfinite(loss):
+        raise NonFiniteError(
+            f"step {step}: held-out loss {loss:g}; the last checkpoint is kept; lower optimizer.learning_rate"
+        )
+
+
+def _say(folder: RunFolder, console: Console, line: str) -> None:
+    folder.log(line)
+    console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,35 @@
+"""Learning-rate schedules: pure functions of the step, total for every combination of lengths."""
+
+from __future__ import annotations
+
+import math
+
+from entasis.run.config import ScheduleSection
+
+_WSD_DECAY_SHARE = 0.2
+
+
+def rate_share(schedule: ScheduleSection, step: int, steps: int) -> float:
+    """Share of the peak rate for the update number `step` (from 0) of `steps`.
+
+    Warm-up is linear and its last update has the full rate; a warm-up as long as the run or longer is cut off by the
+    run's end. After it: `cosine` falls along half a wave, `wsd` stays and then falls on a line over `decay_steps`
+    (as many as are left after the warm-up, if fewer), both to `final_ratio` at the last update; `constant` stays.
+    """
+    step, warmup = min(step, steps - 1), min(schedule.warmup_steps, steps)
+    if step < warmup:
+        return (step + 1) / schedule.warmup_steps
+    after = steps - warmup  # at least 1 here
+    if schedule.name == "constant":
+        return 1.0
+    if schedule.name == "cosine":
+        falling = after
+    else:
+        wanted = round(_WSD_DECAY_SHARE * steps) if schedule.decay_steps is None else schedule.decay_steps
+        falling = min(wanted, after)
+    done = step - (steps - falling) + 1  # updates of the fall, this one included
+    if done <= 0:
+        return 1.0
+    progress = min(1.0, done / falling)
+    shape = (1 + math.cos(math.pi * progress)) / 2 if schedule.name == "cosine" else 1 - progress
+    return schedule.final_ratio + (1 - schedule.final_ratio) * shape

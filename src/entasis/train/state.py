@@ -1,0 +1,63 @@
+"""The state of training: all that changes from step to step, and how it becomes a checkpoint and back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from entasis.errors import EntasisError
+from entasis.model.transformer import Transformer
+from entasis.run.checkpoint import Checkpoint
+from entasis.run.load import restore_model
+from entasis.train.optimizer import Optimizer
+
+
+@dataclass(slots=True)
+class TrainState:
+    """Everything that the next step depends on beside the configuration and the data.
+
+    There is no random state: initialisation, data order and all else that is random are functions of the seed and
+    the step.
+    """
+
+    model: Transformer
+    optimizer: Optimizer
+    data_fingerprint: str
+    step: int = 0
+    """Optimizer steps taken."""
+    tokens: int = 0
+    """Tokens read by them."""
+
+    def to_checkpoint(self) -> Checkpoint:
+        """The state as it stands."""
+        return Checkpoint(
+            step=self.step,
+            model=dict(self.model.state_dict()),
+            optimizer=self.optimizer.state() if self.step else {},
+            state={
+                "tokens": self.tokens,
+                "shape": self.model.shape.to_dict(),
+                "block": self.model.config.to_dict(),
+                "data_fingerprint": self.data_fingerprint,
+            },
+        )
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Takes over a checkpoint's state.
+
+        Raises:
+            EntasisError: the checkpoint is of another shape, block or data, even where all tensors would fit.
+        """
+        _require_equal("data", checkpoint.state["data_fingerprint"], self.data_fingerprint, checkpoint.step)
+        restore_model(self.model, checkpoint)
+        self.optimizer.load_state(checkpoint.optimizer)
+        self.step = checkpoint.step
+        self.tokens = checkpoint.state["tokens"]
+
+
+def _require_equal(what: str, saved: Any, given: Any, step: int) -> None:  # noqa: ANN401 - plain data
+    if saved != given:
+        raise EntasisError(
+            f"the checkpoint of step {step} was trained on other {what} (fingerprint {saved}, now {given}); "
+            f"restore the {what}, or choose another `out`"
+        )

@@ -1,0 +1,364 @@
+"""A run that was stopped and started again ends with the same bits as one that never stopped, wherever it stopped."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from entasis.run import checkpoint as checkpoint_module
+from entasis.run.config import RunConfig, parse_config
+from entasis.run.folder import RunFolder
+from entasis.train import loop
+from entasis.train.interrupt import Interrupted
+from entasis.train.loop import train
+
+MakeConfig = Callable[..., RunConfig]
+Outcome = Any
+InChild = Callable[..., int]
+
+
+class Killed(Exception):
+    """Stands for the end of the process."""
+
+
+@pytest.fixture(scope="module")
+def whole(
+    settings: dict[str, Any],
+    quiet: Console,
+    outcome: Callable[[Path], Outcome],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Outcome:
+    """What the run leaves when nothing stops it: 12 steps, 2.4 epochs."""
+    path = tmp_path_factory.mktemp("whole")
+    train(parse_config({**settings, "out": str(path)}), quiet)
+    return outcome(path)
+
+
+def _at_each_call(monkeypatch: pytest.MonkeyPatch, where: object, name: str, action: Callable[[int], None]) -> None:
+    """Calls `action` with the number of the call (from 1) before each call of a function."""
+    original = getattr(where, name)
+    calls = 0
+
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        action(calls)
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(where, name, wrapped)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_at_every_step(
+    number: signal.Signals,
+    make_config: MakeConfig,
+    quiet: Console,
+    whole: Outcome,
+    outcome: Callable[[Path], Outcome],
+    assert_same_bits: Callable[[Outcome, Outcome], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Twelve processes in a row, each stopped in its first step: at epochs' ends (5, 10), on and off saved steps."""
+    config = make_config()
+    handlers = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
+    for step in range(1, 12):
+        with monkeypatch.context() as patch:
+            _at_each_call(patch, loop, "rate_share", lambda call: os.kill(os.getpid(), number) if call == 1 else None)
+            with pytest.raises(Interrupted, match=rf"{number.name}: step {step} of 12 is saved in .*goes on"):
+                train(config, quiet)
+        assert outcome(Path(config.out)).step == step
+    train(config, quiet)
+    assert_same_bits(outcome(Path(config.out)), whole)
+    assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == handlers
+
+
+@pytest.mark.parametrize("stops", [range(1, 24), range(2, 24, 5), range(23, 24)], ids=["every", "some", "last"])
+def test_stopped_in_mid_accumulation(
+    stops: range,
+    make_config: MakeConfig,
+    quiet: Console,
+    whole: Outcome,
+    outcome: Callable[[Path], Outcome],
+    assert_same_bits: Callable[[Outcome, Outcome], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An exception in the n-th pass of the run, for rising n; also before there is any checkpoint."""
+    config = make_config({"train.checkpoint_every": 2})
+
+    for stop in stops:
+        passes_done = 2 * max(map(_step, Path(config.out).glob("checkpoints/step-*")), default=0)
+
+        def fail(call: int, stop: int = stop, done: int = passes_done) -> None:
+            if done + call == stop:
+                raise Killed
+
+        with monkeypatch.context() as patch:
+            _at_each_call(patch, loop, "summed_cross_entropy", fail)
+            with pytest.raises(Killed):
+                train(config, quiet)
+    train(config, quiet)
+    assert_same_bits(outcome(Path(config.out)), whole)
+
+
+def _step(checkpoint: Path) -> int:
+    return int(checkpoint.name.removeprefix("step-"))
+
+
+@pytest.mark.parametrize("stop", [5, 10])
+@pytest.mark.parametrize("sequences", [4, 6])
+def test_checkpoint_exactly_at_an_epoch_boundary_and_inside_one(
+    stop: int,
+    sequences: int,
+    make_config: MakeConfig,
+    quiet: Console,
+    outcome: Callable[[Path], Outcome],
+    assert_same_bits: Callable[[Outcome, Outcome], None],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """Of 20 windows, 4 sequences end an epoch with a step; 6 end it inside a step, and inside a micro-batch of 3."""
+    changes = {"train.batch_tokens": 16 * sequences, "train.micro_batch": sequences // 2}
+    train(make_config(changes, out=tmp_path / "never stopped"), quiet)
+    config = make_config(changes)
+
+    def stop_there(call: int) -> None:
+        if call == stop:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        _at_each_call(patch, loop, "rate_share", stop_there)
+        with pytest.raises(Interrupted, match=f"step {stop} of 12"):
+            train(config, quiet)
+    train(config, quiet)
+    after = outcome(Path(config.out))
+    assert after.step == 12
+    assert after.state["tokens"] == 12 * 16 * sequences
+    assert_same_bits(after, outcome(tmp_path / "never stopped"))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model.style": "gpt2"},
+        {"data.document_mask": True},
+        {"schedule": {"name": "wsd", "warmup_steps": 2, "decay_steps": 4}, "optimizer.clip": None},
+    ],
+    ids=["gpt2", "document_mask", "wsd without clipping"],
+)
+def test_other_settings_resume_as_well(
+    changes: dict[str, Any],
+    make_config: MakeConfig,
+    quiet: Console,
+    outcome: Callable[[Path], Outcome],
+    assert_same_bits: Callable[[Outcome, Outcome], None],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    train(make_config(changes, out=tmp_path / "never stopped"), quiet)
+    config = make_config(changes)
+    with monkeypatch.context() as patch:
+        _at_each_call(
+            patch, loop, "rate_share", lambda call: os.kill(os.getpid(), signal.SIGTERM) if call == 7 else None
+        )
+        with pytest.raises(Interrupted):
+            train(config, quiet)
+    train(config, quiet)
+    assert_same_bits(outcome(Path(config.out)), outcome(tmp_path / "never stopped"))
+
+
+def test_killed_before_the_first_checkpoint(
+    make_config: MakeConfig,
+    quiet: Console,
+    whole: Outcome,
+    outcome: Callable[[Path], Outcome],
+    assert_same_bits: Callable[[Outcome, Outcome], None],
+    in_child: InChild,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = make_config()
+    with monkeypatch.context() as patch:
+        _at_each_call(
+            patch, loop, "rate_share", lambda call: os.kill(os.getpid(), signal.SIGKILL) if call == 3 else None
+        )
+        assert in_child(lambda: train(config, quiet)) == -signal.SIGKILL
+    assert not (Path(config.out) / "checkpoints").exists()
+    assert len(RunFolder(Path(config.out)).read_metrics()) == 2
+    train(config, quiet)
+    assert_same_bits(outcome(Path(config.out)), whole)
+
+
+# Places where a process may die: whatever touches the disk, every pass, every evaluation.
+_PLACES: tuple[tuple[object, str], ...] = (
+    (os, "fsync"),
+    (os, "rename"),
+    (os, "replace"),
+    (os, "unlink"),
+    (os, "rmdir"),
+    (os, "mkdir"),
+    (checkpoint_module, "save_file"),
+    (loop, "summed_cross_entropy"),
+    (loop, "held_out_loss"),
+    (loop, "save_checkpoint"),
+    (RunFolder, "append_metrics"),
+    (RunFolder, "sync_metrics"),
+)
+
+
+def _die_at(patch: pytest.MonkeyPatch, wanted: int, seen: list[str]) -> None:
+    """SIGKILL in the `wanted`-th of all calls at `_PLACES`, before it or after it, by turns; a file half written."""
+    for where, name in _PLACES:
+        original = getattr(where, name)
+
+        def wrapped(*args: Any, original: Any = original, name: str = name, **kwargs: Any) -> Any:
+            seen.append(name)
+            if len(seen) == wanted:
+                try:
+                    if name == "save_file":
+                        Path(args[1]).write_bytes(b"\x40\0\0\0\0\0\0\0{")
+                    elif wanted % 2:
+                        original(*args, **kwargs)
+                finally:
+                    os.kill(os.getpid(), signal.SIGKILL)
+            return original(*args, **kwargs)
+
+        patch.setattr(where, name, wrapped)
+
+
+def _kill_and_go_on(
+    kills: Iterator[int], train_it: Callable[[], None], in_child: InChild, monkeypatch: pytest.MonkeyPatch
+) -> int:
+    """Starts the run again and again, each time killed at the next of `kills`; at last lets it finish. Kills done."""
+    done = 0
+    for wanted in kills:
+        with monkeypatch.context() as patch:
+            _die_at(patch, wanted, [])
+            code = in_child(train_it)
+        if code == 0:
+            break
+        assert code == -signal.SIGKILL
+        done += 1
+    train_it()
+    return done
+
+
+def test_killed_at_random_places(
+    make_config: MakeConfig,
+    quiet: Console,
+    whole: Outcome,
+    outcome: Callable[[Path], Outcome],
+    assert_same_bits: Callable[[Outcome, Outcome], None],
+    in_child: InChild,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = make_config()
+    places = random.Random(5)
+    kills = (places.randint(1, 45) for _ in range(14))
+    assert _kill_and_go_on(kills, lambda: train(config, quiet), in_child, monkeypatch) >= 8
+    assert_same_bits(outcome(Path(config.out)), whole)
+    assert not [path.name for path in Path(config.out).rglob("*.tmp")], "leftovers"
+
+
+@pytest.mark.slow
+def test_killed_at_every_place(
+    make_config: MakeConfig,
+    quiet: Console,
+    outcome: Callable[[Path], Outcome],
+    assert_same_bits: Callable[[Outcome, Outcome], None],
+    in_child: InChild,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """Each single place of a short run in turn: passes, evaluations, each file of each save, each removal."""
+    changes = {"train.steps": 6, "train.evaluate_every": 3, "train.checkpoint_every": 2, "train.keep_checkpoints": 1}
+    reference = make_config(changes, out=tmp_path / "never stopped")
+    seen: list[str] = []
+    with monkeypatch.context() as patch:
+        _die_at(patch, 0, seen)
+        train(reference, quiet)
+    assert {name for _, name in _PLACES} == set(seen), "a place that the run never reaches proves nothing"
+    for place in range(1, len(seen) + 1):
+        config = make_config(changes, out=tmp_path / f"killed at {place}")
+        assert _kill_and_go_on(iter([place]), lambda c=config: train(c, quiet), in_child, monkeypatch) == 1  # type: ignore[misc]
+        assert_same_bits(outcome(Path(config.out)), outcome(tmp_path / "never stopped"))
+
+
+def test_killed_at_random_times(
+    make_config: MakeConfig,
+    quiet: Console,
+    whole: Outcome,
+    outcome: Callable[[Path], Outcome],
+    assert_same_bits: Callable[[Outcome, Outcome], None],
+    in_child: InChild,
+    tmp_path: Path,
+) -> None:
+    """Kills from outside, at moments that nobody chose; the run itself need not know."""
+    changes = {"train.checkpoint_every": 1}
+    started = time.monotonic()
+    assert in_child(lambda: train(make_config(changes, out=tmp_path / "timed"), quiet)) == 0
+    longest, delays, codes = time.monotonic() - started, random.Random(11), [-signal.SIGKILL]
+    config = make_config(changes)
+    while codes[-1] == -signal.SIGKILL and len(codes) < 10:
+        codes.append(in_child(lambda: train(config, quiet), kill_after=delays.uniform(0.1, 0.7) * longest))
+    assert len(codes) > 2, "not killed once"
+    assert codes[-1] in (0, -signal.SIGKILL)
+    train(config, quiet)
+    assert_same_bits(outcome(Path(config.out)), whole)
+
+
+@pytest.mark.slow
+def test_command_killed_at_twenty_random_moments(
+    make_config: MakeConfig,
+    quiet: Console,
+    outcome: Callable[[Path], Outcome],
+    assert_same_bits: Callable[[Outcome, Outcome], None],
+    tmp_path: Path,
+) -> None:
+    """The command itself, killed from outside once its first new step is on disk, plus a random while."""
+    changes = {"train.steps": 120, "train.checkpoint_every": 1, "train.evaluate_every": 2}
+    train(make_config(changes, out=tmp_path / "never stopped"), quiet)
+    config = make_config(changes)
+    (tmp_path / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
+    command = [sys.executable, "-m", "entasis", "train", str(tmp_path / "config.yaml")]
+    delays, kills = random.Random(13), 0
+    metrics = Path(config.out) / "metrics.jsonl"
+    while kills < 20:
+        size = metrics.stat().st_size if metrics.exists() else 0
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        while process.poll() is None and not (metrics.exists() and metrics.stat().st_size > size):
+            time.sleep(0.002)
+        time.sleep(delays.uniform(0, 0.2))
+        if process.poll() is not None:
+            assert process.returncode == 0
+            break
+        process.kill()
+        process.communicate()
+        kills += 1
+    assert kills == 20, f"the run was over after {kills} kills"
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert "goes on after step" in done.stdout
+    assert_same_bits(outcome(Path(config.out)), outcome(tmp_path / "never stopped"))
+
+
+def test_going_on_with_a_finished_run_changes_nothing(
+    make_config: MakeConfig,
+    quiet: Console,
+    outcome: Callable[[Path], Outcome],
+    assert_same_bits: Callable[[Outcome, Outcome], None],
+) -> None:
+    config = make_config({"train.steps": 4})
+    train(config, quiet)
+    before = outcome(Path(config.out))
+    times = {path: path.stat().st_mtime_ns for path in Path(config.out, "checkpoints").rglob("*")}
+    train(config, quiet)
+    assert_same_bits(before, outcome(Path(config.out)))
+    assert {path: path.stat().st_mtime_ns for path in Path(config.out, "checkpoints").rglob("*")} == times

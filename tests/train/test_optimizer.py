@@ -1,0 +1,159 @@
+"""The optimizer: what decays, what it carries, and what it refuses to take back."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import pytest
+import torch
+from torch import Tensor
+
+from entasis.errors import EntasisError
+from entasis.model.transformer import Transformer
+from entasis.run.config import OptimizerSection
+from entasis.shape.model_config import ModelConfig
+from entasis.shape.records import LayerShape, Shape
+from entasis.train.optimizer import Optimizer
+
+_SHAPE = Shape(
+    (
+        LayerShape(width=16, heads=2, kv_heads=1, head_dim=8, mlp_hidden=24),
+        LayerShape(width=24, heads=2, kv_heads=2, head_dim=6, mlp_hidden=0),
+    ),
+    embed_width=16,
+)
+
+
+def _model(style: Literal["gpt2", "llama"], **parts: bool) -> Transformer:
+    return Transformer(_SHAPE, ModelConfig(vocab_size=29, context=8, style=style, **parts), seed=1)  # type: ignore[arg-type]
+
+
+def _backward(model: Transformer, seed: int) -> None:
+    tokens = torch.randint(0, 29, (2, 8), generator=torch.Generator().manual_seed(seed))
+    model(tokens).square().mean().backward()
+
+
+def test_groups_of_a_llama_by_name() -> None:
+    matrices, vectors = Optimizer(_model("llama"), OptimizerSection(weight_decay=0.3)).groups
+    assert (matrices.weight_decay, vectors.weight_decay) == (0.3, 0)
+    assert set(vectors.parameters) == {
+        "layers.0.attention.norm.weight",
+        "layers.0.mlp.norm.weight",
+        "layers.1.attention.norm.weight",
+        "norm.weight",
+    }
+    assert {"embed.weight", "head.weight"} < set(matrices.parameters)
+    assert all(name.endswith(".weight") and "norm" not in name for name in matrices.parameters)
+
+
+def test_groups_of_a_gpt2_by_name() -> None:
+    model = _model("gpt2")
+    matrices, vectors = Optimizer(model, OptimizerSection()).groups
+    assert {"embed.weight", "positions.weight"} < set(matrices.parameters)
+    assert "head.weight" not in {*matrices.parameters, *vectors.parameters}, "tied: one table, counted once"
+    assert all("norm" in name or name.endswith("bias") for name in vectors.parameters)
+    assert sum("norm" in name for name in vectors.parameters) == 8
+    assert any(name.endswith("bias") and "norm" not in name for name in vectors.parameters)
+    assert matrices.count + vectors.count == sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("style", ["gpt2", "llama"])
+def test_every_parameter_is_in_one_group_and_only_matrices_decay(style: Literal["gpt2", "llama"]) -> None:
+    model = _model(style)
+    optimizer = Optimizer(model, OptimizerSection(weight_decay=0.5))
+    names = [name for group in optimizer.groups for name in group.parameters]
+    assert sorted(names) == sorted(dict(model.named_parameters()))
+    assert len(optimizer.describe()) == 2
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step(0.1)
+    for name, parameter in model.named_parameters():
+        factor = 1 - 0.1 * 0.5 if parameter.ndim >= 2 else 1
+        torch.testing.assert_close(parameter.detach(), before[name] * factor, msg=name)
+
+
+def test_adamw_as_published() -> None:
+    """Decoupled decay and bias correction, against the formula in float64."""
+    weight = torch.nn.Parameter(torch.tensor([[0.5, -1.0], [2.0, 0.25]]))
+    model = torch.nn.Module()
+    model.weight = weight
+    section = OptimizerSection(weight_decay=0.1, betas=[0.8, 0.9], epsilon=1e-6)
+    optimizer = Optimizer(model, section)
+    expected = weight.detach().double()
+    first, second = torch.zeros(2, 2).double(), torch.zeros(2, 2).double()
+    for step, rate in enumerate((0.1, 0.02, 0.3), start=1):
+        gradient = torch.tensor([[1.0, -2.0], [0.5, step]])
+        weight.grad = gradient
+        optimizer.step(rate)
+        first = 0.8 * first + 0.2 * gradient
+        second = 0.9 * second + 0.1 * gradient**2
+        expected = expected * (1 - rate * 0.1)
+        expected -= rate * (first / (1 - 0.8**step)) / ((second / (1 - 0.9**step)).sqrt() + 1e-6)
+        torch.testing.assert_close(weight.detach().double(), expected, rtol=1e-5, atol=1e-6)
+        assert weight.grad is None, "gradients are dropped"
+
+
+@pytest.mark.parametrize("style", ["gpt2", "llama"])
+def test_state_goes_out_and_in_by_name_and_the_next_step_is_the_same(style: Literal["gpt2", "llama"]) -> None:
+    one = _model(style)
+    first = Optimizer(one, OptimizerSection())
+    assert first.state() == {}, "nothing before the first step"
+    for seed in range(3):
+        _backward(one, seed)
+        first.step(0.01)
+    state = {name: value.clone() for name, value in first.state().items()}
+    assert {name.split(":")[0] for name in state} == {name for name, _ in one.named_parameters()}
+    assert {name.split(":")[1] for name in state} == {"step", "exp_avg", "exp_avg_sq"}
+    assert {value.dtype for value in state.values()} == {torch.float32}
+    assert all(value == 3 for name, value in state.items() if name.endswith(":step"))
+
+    other = _model(style)
+    other.load_state_dict(one.state_dict())
+    second = Optimizer(other, OptimizerSection())
+    second.load_state(state)
+    for model, optimizer in ((one, first), (other, second)):
+        _backward(model, 9)
+        optimizer.step(0.007)
+    for (name, left), (_, right) in zip(one.named_parameters(), other.named_parameters(), strict=True):
+        assert torch.equal(left, right), name
+    assert all(torch.equal(value, second.state()[name]) for name, value in first.state().items())
+    assert all(value == 3 for name, value in state.items() if name.endswith(":step")), "what was given is not changed"
+
+
+def test_the_rate_is_that_of_the_step_and_nothing_else() -> None:
+    """After taking state back, the first step uses the rate that it is given, not the initial one."""
+    model = _model("llama")
+    optimizer = Optimizer(model, OptimizerSection(learning_rate=100.0))
+    _backward(model, 0)
+    optimizer.step(1e-3)
+    state = {name: value.clone() for name, value in optimizer.state().items()}
+    fresh = Optimizer(model, OptimizerSection(learning_rate=100.0))
+    fresh.load_state(state)
+    before = model.embed.weight.detach().clone()
+    _backward(model, 1)
+    fresh.step(0.0)
+    assert torch.equal(model.embed.weight, before)
+
+
+def _bad_states(good: dict[str, Tensor]) -> list[tuple[str, dict[str, Tensor]]]:
+    name = "norm.weight:exp_avg"
+    return [
+        (name, {key: value for key, value in good.items() if key != name}),
+        (name, {**good, name: good[name].bfloat16()}),
+        (name, {**good, name: good[name].double()}),
+        (name, {**good, name: good[name][:-1]}),
+        ("norm.weight:step", {**good, "norm.weight:step": torch.tensor(3)}),
+        ("gone.weight:exp_avg", {**good, "gone.weight:exp_avg": torch.zeros(2)}),
+    ]
+
+
+@pytest.mark.parametrize("case", range(6))
+def test_a_state_that_does_not_fit_is_refused_by_name(case: int) -> None:
+    model = _model("llama")
+    optimizer = Optimizer(model, OptimizerSection())
+    _backward(model, 0)
+    optimizer.step(1e-3)
+    name, state = _bad_states(optimizer.state())[case]
+    with pytest.raises(EntasisError, match=name):
+        Optimizer(model, OptimizerSection()).load_state(state)
