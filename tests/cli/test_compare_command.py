@@ -53,7 +53,7 @@ def test_a_comparison(
     code, said, errors = _entasis(arguments, monkeypatch, capsys)
     assert (code, errors) == (0, "")
     lines = said.splitlines()
-    assert lines[-1] == f"report: {tmp_path / 'study' / 'report.html'}"
+    assert lines[-1] == str(tmp_path / "study" / "report.html")
     results = json.loads((tmp_path / "study" / "results.json").read_text(encoding="utf-8"))
     assert lines[-3:-1] == [results["shapes"][name]["difference"]["sentence"] for name in ("prism", "wide")]
     assert results["command"] == f"entasis compare {config} -s 'compare.prompt=the sea' --allow-unequal"

@@ -31,4 +31,4 @@ def compare(
     for shape in results["shapes"].values():
         if shape["difference"] is not None:
             typer.echo(shape["difference"]["sentence"])
-    typer.echo(f"report: {Path(run_config.out) / 'report.html'}")
+    typer.echo(Path(run_config.out) / "report.html")  # alone on the last line, for scripts

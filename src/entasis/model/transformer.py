@@ -79,6 +79,11 @@ class Transformer(nn.Module):
         return zip(self.shape.layers, cast(Iterable[Block], self.layers), strict=True)
 
     @property
+    def parameter_count(self) -> int:
+        """Numbers that are stored; equal to the counted `Budget.parameters`."""
+        return sum(parameter.numel() for parameter in self.parameters())
+
+    @property
     def head_weight(self) -> Float[Tensor, "vocab unembed"]:
         """The matrix from `hidden` to logits; the embedding's own when tied."""
         return self.embed.weight if self.head is None else self.head.weight

@@ -37,6 +37,11 @@ def train(config: RunConfig, console: Console, *, label: str = "train") -> None:
         NonFiniteError: a loss, gradient or weight was not finite; the last good checkpoint is kept.
     """
     folder = RunFolder(Path(config.out))
+
+    def say(line: str) -> None:
+        folder.log(line)
+        console.print(f"{label}: {line}", markup=False, highlight=False, soft_wrap=True)
+
     with folder.locked():
         computation = choose_computation(config.train.device, config.train.precision, config.train.threads)
         data = TokenData.open(Path(config.data.path))
@@ -57,18 +62,17 @@ def train(config: RunConfig, console: Console, *, label: str = "train") -> None:
         state = TrainState(model, Optimizer(model, config.optimizer), data.fingerprint)
         folder.mend_metrics()
         remove_leftovers(folder.checkpoints)
-        checkpoint = load_newest(folder.checkpoints, lambda line: _say(folder, console, line))
+        checkpoint = load_newest(folder.checkpoints, say)
         if checkpoint is not None:
             state.restore(checkpoint)
             if state.step >= config.train.steps:
-                _say(folder, console, f"{folder.path}: already finished, {state.step} of {config.train.steps} steps")
+                say(f"{folder.path}: already finished, {state.step} of {config.train.steps} steps")
                 return
-            _say(folder, console, f"{folder.path}: goes on after step {state.step} of {config.train.steps}")
+            say(f"{folder.path}: goes on after step {state.step} of {config.train.steps}")
             for change in changes:
-                _say(folder, console, f"changed since the run began: {change}")
+                say(f"changed since the run began: {change}")
         else:
-            for line in state.optimizer.describe():
-                _say(folder, console, line)
+            say(f"{model.parameter_count:,} parameters; {state.optimizer.describe()}")
         # Only now: a run that is refused above leaves the folder as it was.
         folder.write(config, design.shape, environment)
         data.tokenizer().save(folder.tokenizer)
@@ -145,6 +149,7 @@ def train(config: RunConfig, console: Console, *, label: str = "train") -> None:
                         f"stopped by {stop.name}: step {saved_step} of {config.train.steps} is saved in {folder.path}; "
                         "the same command goes on from there"
                     )
+        say(f"held-out loss {record['val_loss']:.4f} after {state.step} steps, {monitor.rate:,.0f} tokens/s")
 
 
 def _micro_batches(batch: Batch, sequences: int) -> Iterator[Batch]:
@@ -168,8 +173,3 @@ def _require_finite_evaluation(loss: float, step: int) -> None:
         raise NonFiniteError(
             f"step {step}: held-out loss {loss:g}; the last checkpoint is kept; lower optimizer.learning_rate"
         )
-
-
-def _say(folder: RunFolder, console: Console, line: str) -> None:
-    folder.log(line)
-    console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -87,14 +87,18 @@ class Monitor:
             self._val_loss = record["val_loss"]
             line = f"step {record['step']}: train loss {record['train_loss']:.4f}, held-out loss {self._val_loss:.4f}"
             self._folder.log(line)
-        rate = median(self._recent)
-        numbers = f"loss {record['train_loss']:.3f}  {rate:,.0f} tokens/s{self._utilisation(rate)}"
+        numbers = f"loss {record['train_loss']:.3f}  {self.rate:,.0f} tokens/s{self._utilisation()}"
         numbers += "" if self._val_loss is None else f"  held-out {self._val_loss:.3f}"
         self._progress.update(self._task, completed=record["step"], numbers=numbers)
 
-    def _utilisation(self, tokens_per_second: float) -> str:
+    @property
+    def rate(self) -> float:
+        """Tokens per second, the median of the last steps."""
+        return median(self._recent)
+
+    def _utilisation(self) -> str:
         """Model-FLOPs utilisation (forward and backward as three forward passes) with the peak that it refers to."""
         if self._peak is None:
             return ""
         peak, name = self._peak
-        return f"  MFU {3 * self._flops_per_token * tokens_per_second / peak:.0%} of {name}"
+        return f"  MFU {3 * self._flops_per_token * self.rate / peak:.0%} of {name}"

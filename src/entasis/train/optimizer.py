@@ -47,13 +47,13 @@ class Optimizer:
             fused=True,  # one kernel for all parameters; five times the speed of the default on a CPU
         )
 
-    def describe(self) -> list[str]:
-        """One line a group."""
-        return [
-            f"{group.name}: {len(group.parameters)} tensors, {group.count:,} numbers, "
-            f"weight decay {group.weight_decay:g}"
+    def describe(self) -> str:
+        """The groups in one line."""
+        parts = [
+            f"{group.weight_decay:g} on {len(group.parameters)} {group.name} ({group.count:,} numbers)"
             for group in self.groups
         ]
+        return f"AdamW, weight decay {', '.join(parts)}"
 
     def step(self, learning_rate: float) -> None:
         """One update at `learning_rate`; gradients are dropped after it."""
