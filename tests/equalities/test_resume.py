@@ -151,9 +151,10 @@ def test_checkpoint_exactly_at_an_epoch_boundary_and_inside_one(
     [
         {"model.style": "gpt2"},
         {"data.document_mask": True},
+        {"train.precision": "bf16", "shape": {"family": "uniform", "layers": 2, "width": 16, "heads": 2}},
         {"schedule": {"name": "wsd", "warmup_steps": 2, "decay_steps": 4}, "optimizer.clip": None},
     ],
-    ids=["gpt2", "document_mask", "wsd without clipping"],
+    ids=["gpt2", "document_mask", "bf16", "wsd without clipping"],
 )
 def test_other_settings_resume_as_well(
     changes: dict[str, Any],
@@ -280,11 +281,11 @@ def test_killed_at_every_place(
 ) -> None:
     """Each single place of a short run in turn: passes, evaluations, each file of each save, each removal."""
     changes = {"train.steps": 6, "train.evaluate_every": 3, "train.checkpoint_every": 2, "train.keep_checkpoints": 1}
-    reference = make_config(changes, out=tmp_path / "never stopped")
+    train(make_config(changes, out=tmp_path / "never stopped"), quiet)
     seen: list[str] = []
-    with monkeypatch.context() as patch:
+    with monkeypatch.context() as patch:  # a second run: what libraries do at their first use is not counted
         _die_at(patch, 0, seen)
-        train(reference, quiet)
+        train(make_config(changes, out=tmp_path / "counted"), quiet)
     assert {name for _, name in _PLACES} == set(seen), "a place that the run never reaches proves nothing"
     for place in range(1, len(seen) + 1):
         config = make_config(changes, out=tmp_path / f"killed at {place}")
@@ -305,12 +306,16 @@ def test_killed_at_random_times(
     changes = {"train.checkpoint_every": 1}
     started = time.monotonic()
     assert in_child(lambda: train(make_config(changes, out=tmp_path / "timed"), quiet)) == 0
-    longest, delays, codes = time.monotonic() - started, random.Random(11), [-signal.SIGKILL]
-    config = make_config(changes)
-    while codes[-1] == -signal.SIGKILL and len(codes) < 10:
-        codes.append(in_child(lambda: train(config, quiet), kill_after=delays.uniform(0.1, 0.7) * longest))
-    assert len(codes) > 2, "not killed once"
-    assert codes[-1] in (0, -signal.SIGKILL)
+    longest, delays = time.monotonic() - started, random.Random(11)
+    codes: list[int] = []
+    while -signal.SIGKILL not in codes:  # a machine that has become faster may end before it is killed
+        config = make_config(changes, out=tmp_path / f"within {longest} seconds")
+        codes = [-signal.SIGKILL]
+        while codes[-1] == -signal.SIGKILL and len(codes) < 10:
+            codes.append(in_child(lambda c=config: train(c, quiet), kill_after=delays.uniform(0.1, 0.7) * longest))
+        codes.pop(0)
+        longest /= 2
+    assert set(codes) <= {0, -signal.SIGKILL}
     train(config, quiet)
     assert_same_bits(outcome(Path(config.out)), whole)
 

@@ -63,7 +63,7 @@ def test_a_damaged_newest_checkpoint_is_said(run: Path) -> None:
 
 
 def test_no_run_and_no_checkpoint_give_one_line(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(EntasisError, match=r"nothing: not a run folder \(no config\.yaml\)"):
+    with pytest.raises(EntasisError, match=r"nothing: not a run folder \(no shape\.json\)"):
         load_run(tmp_path / "nothing")
     shutil.rmtree(run / "checkpoints")
     with pytest.raises(EntasisError, match="no checkpoint yet"):

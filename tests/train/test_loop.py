@@ -143,6 +143,23 @@ def test_all_checkpoints_damaged_never_starts_anew_by_itself(make_config: MakeCo
     assert _files(Path(config.out)) == before
 
 
+@pytest.mark.slow
+def test_a_compiled_run_saves_the_plain_names_and_learns_the_same(
+    make_config: MakeConfig, quiet: Console, outcome: Callable[[Path], Outcome], tmp_path: Path
+) -> None:
+    changes = {"train.steps": 4, "train.checkpoint_every": 2}
+    train(make_config(changes, out=tmp_path / "plain"), quiet)
+    config = make_config({**changes, "train.compile": True})
+    train(config, quiet)
+    plain, compiled = outcome(tmp_path / "plain"), outcome(Path(config.out))
+    assert compiled.model.keys() == plain.model.keys()
+    assert compiled.optimizer.keys() == plain.optimizer.keys()
+    for left, right in zip(plain.metrics, compiled.metrics, strict=True):
+        assert right["train_loss"] == pytest.approx(left["train_loss"], rel=1e-5)
+    train(make_config({**changes, "train.steps": 5}), quiet)
+    assert outcome(Path(config.out)).step == 5, "goes on without compiling"
+
+
 # --- what must not change a run ---------------------------------------------------------------------------------------
 
 

@@ -35,8 +35,11 @@ def load_run(path: Path, report: Callable[[str], None] = print) -> LoadedRun:
         EntasisError: there is no run or no good checkpoint, or the checkpoint is of another shape than the folder says.
     """
     folder = RunFolder(path)
-    if not folder.config_file.exists():
-        raise EntasisError(f"{path}: not a run folder (no config.yaml); `entasis train` makes one")
+    if not folder.shape_file.exists():
+        raise EntasisError(
+            f"{path}: not a run folder (no {folder.shape_file.name}); `entasis train` makes one, and a comparison "
+            "keeps its own under runs/"
+        )
     config = folder.read_config()
     checkpoint = load_newest(folder.checkpoints, report)
     if checkpoint is None:
