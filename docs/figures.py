@@ -16,7 +16,7 @@ SHAPES = {
     ),
     "bowtie": (
         entasis.bowtie(layers=12, width=768, heads=16),
-        "wide ends, narrow waist, same parameters",
+        "wide ends, narrow waist, same effective parameters",
     ),
 }
 _COLUMN, _TOP = 260.0, 12.0

@@ -54,8 +54,8 @@ def test_if_missing_accepts_the_same_and_force_replaces(text: Path, tmp_path: Pa
     assert "holds this data already" in again.output
     assert (out / "manifest.json").stat().st_mtime_ns == written
     assert "holds this data already; --if-missing accepts it" in refusal(run(text, "--out", out))
-    assert "another request" in refusal(run(text, "--out", out, "--if-missing", "--held-out", "0.2"))
-    assert "another request" in refusal(run(text, "--out", out, "--held-out", "0.2"))
+    assert "holds other data" in refusal(run(text, "--out", out, "--if-missing", "--held-out", "0.2"))
+    assert "holds other data" in refusal(run(text, "--out", out, "--held-out", "0.2"))
     assert run(text, "--out", out, "--held-out", "0.2", "--force").exit_code == 0
     assert TokenData.open(out).manifest.request["held_out"] == 0.2
 

@@ -181,10 +181,10 @@ def test_same_request_is_found_and_another_is_refused(prepare: Prepare, tmp_path
         Preparation(Sources.find((source,)), shard_tokens=700, tokenizer="bpe:300"),
         Preparation(Sources.find((source,), "other"), shard_tokens=700),
     ):
-        with pytest.raises(ConfigError, match="holds data of another request"):
+        with pytest.raises(ConfigError, match="holds other data"):
             find_prepared(other, data.path)
     (tmp_path / "data.txt").write_text("other text\n\nof another length")
-    with pytest.raises(ConfigError, match="holds data of another request"):
+    with pytest.raises(ConfigError, match="holds other data"):
         find_prepared(same, data.path)
     with pytest.raises(ConfigError, match="not an empty folder"):
         prepare_data(same, data.path)

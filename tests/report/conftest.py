@@ -172,6 +172,7 @@ def build_comparison(
         },
         data=DataSummary(
             name="web-bible",
+            request='{"sources": ["web-bible"]}',
             fingerprint="sha256:5f1f4a0f4d1a0e0c9b6f0f4b1d2c3e4f5a6b7c8d9e0f1a2b3c4d5e6f7a8b9c0d",
             tokenizer="bpe:4096",
             vocab_size=4096,

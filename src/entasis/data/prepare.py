@@ -103,10 +103,13 @@ def find_prepared(preparation: Preparation, out: Path) -> TokenData | None:
         return None
     if not (out / MANIFEST_FILE).exists():
         raise ConfigError(f"--out: {out} holds other files; choose an empty or new folder")
-    if read_manifest(out).request != preparation.request():
-        raise ConfigError(
-            f"--out: {out} holds data of another request (other text or settings); choose another folder or use --force"
-        )
+    made, wanted = read_manifest(out).request, preparation.request()
+    for key in wanted:
+        if made.get(key) != wanted[key]:
+            raise ConfigError(
+                f"--out: {out} holds other data ({key}: {made.get(key)}, now {wanted[key]}); choose another folder or "
+                "use --force"
+            )
     return TokenData.open(out)
 
 

@@ -109,13 +109,15 @@ class ShapeResult(TypedDict):
     difference: Difference | None
     """None for the reference itself."""
     sample: str
-    """Text of the first seed's model, after `sample_prompt`."""
+    """How the first seed's model continues `sample_prompt`; the prompt is not in it."""
 
 
 class DataSummary(TypedDict):
     """What the runs read."""
 
     name: str
+    request: str
+    """What it was prepared from, and how, in a line."""
     fingerprint: str
     tokenizer: str
     vocab_size: int

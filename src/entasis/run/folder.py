@@ -20,8 +20,8 @@ from entasis.run.files import write_json, write_text
 from entasis.settings import read_yaml
 from entasis.shape.records import Shape
 
-# Settings that may change when a run goes on, since the weights after a step do not depend on them. `steps` does
-# move the learning rate's schedule; the run says so. Devices and threads may change the last bits.
+# Settings that may change when a run goes on; it says which did. Most leave the weights alone, but `steps` moves the
+# learning rate's schedule, and devices, threads and compilation may change the last bits.
 _MAY_CHANGE = {
     ("out",),
     ("compare",),

@@ -82,6 +82,7 @@ def compare(config: RunConfig, console: Console, *, command: str, allow_unequal:
                 _train(run, console, f"{entry.name}, seed {seed} ({done}/{total})")
                 runs[entry.name].append(out)
 
+        console.print("writing the report", markup=False, highlight=False)
         results = comparison_results(
             config,
             data,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -24,8 +25,9 @@ from entasis.report.schema import (
 )
 from entasis.run.config import RunConfig
 from entasis.run.folder import RunFolder
-from entasis.run.load import load_run
+from entasis.run.load import LoadedRun, load_run
 from entasis.shape.budget import Budget
+from entasis.shape.draw import findings_text
 from entasis.shape.families import Design
 from entasis.study.statistics import mean, mean_curve, paired_difference, reach, sample_sd
 
@@ -83,6 +85,7 @@ def comparison_results(
         environment=json.loads(RunFolder(shapes[0].folders[0]).environment_file.read_text(encoding="utf-8")),
         data=DataSummary(
             name=data.name,
+            request=json.dumps(data.manifest.request),
             fingerprint=data.fingerprint,
             tokenizer=data.manifest.tokenizer.name,
             vocab_size=data.vocab_size,
@@ -140,14 +143,14 @@ def _shape_result(
     losses, reference_losses = _finals(own), _finals(other)
     step_flops = [3 * entry.budget.flops_per_token * config.train.batch_tokens for entry in (shape, reference)]
     rates = [point["learning_rate"] for point in shape.tuning]
-    loaded = load_run(shape.folders[0])
+    loaded = load_run(shape.folders[0], report=lambda line: print(line, file=sys.stderr))
     return ShapeResult(
         family=shape.design.family,
         settings=config.for_shape(shape.name).shape,
         shape=shape.design.shape.to_dict(),
         budget=shape.budget.to_dict(),
         ratio=shape.budget.ratio_to(reference.budget),
-        warnings=[str(finding) for finding in shape.design.findings],
+        warnings=findings_text(shape.design.findings).splitlines(),
         learning_rate=shape.learning_rate,
         tuning=shape.tuning,
         tuned_at_edge=bool(rates) and shape.learning_rate in (min(rates), max(rates)),
@@ -168,8 +171,12 @@ def _shape_result(
         difference=None
         if shape is reference
         else paired_difference(losses, reference_losses, name=shape.name, reference_name=reference.name),
-        sample=generate_text(loaded.model, loaded.tokenizer, config.compare.prompt, tokens=_SAMPLE_TOKENS),
+        sample=_continuation(loaded, config.compare.prompt),
     )
+
+
+def _continuation(loaded: LoadedRun, prompt: str) -> str:
+    return generate_text(loaded.model, loaded.tokenizer, prompt, tokens=_SAMPLE_TOKENS).removeprefix(prompt)
 
 
 def _finals(runs: Sequence[RunResult]) -> list[float]:

@@ -196,7 +196,10 @@ def verdict_sentence(difference: Difference, name: str, reference_name: str) -> 
             f"No difference shown: {finding} with each of {seeds} seeds. Without any spread between the seeds there "
             "is no interval; check that the seeds are independent runs."
         )
-    design = f"this design ({seeds} paired seeds) could have shown a difference of {nats(power)} with 80 % power"
+    design = (
+        f"with the spread of these pairs, {seeds} paired seeds could have shown a difference of {nats(power)} "
+        "with 80 % power"
+    )
     if difference["verdict"] == "no difference shown":
         return (
             f"No difference shown: the 95 % interval, {interval(low, high)} nats per token, contains zero. "

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task
 from rich.table import Column
 from rich.text import Text
 
+from entasis.errors import EntasisError
 from entasis.run.folder import RunFolder
 
 _RECENT_STEPS = 20
@@ -60,6 +61,8 @@ class Monitor:
         peak: tuple[float, str] | None,
     ) -> None:
         self._folder = folder
+        self._console = console
+        self._label = label
         self._peak = peak
         self._flops_per_token = flops_per_token
         self._recent: list[float] = []
@@ -76,8 +79,10 @@ class Monitor:
         self._progress.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         self._progress.stop()
+        if isinstance(error, EntasisError):
+            self._folder.log(str(error))
 
     def step(self, record: dict[str, Any]) -> None:
         """A step is done: its record goes to the metrics, its numbers to the progress bar."""
@@ -87,6 +92,8 @@ class Monitor:
             self._val_loss = record["val_loss"]
             line = f"step {record['step']}: train loss {record['train_loss']:.4f}, held-out loss {self._val_loss:.4f}"
             self._folder.log(line)
+            if not self._console.is_terminal:  # no bar there, but a cluster's log should show progress
+                self._console.print(f"{self._label}: {line}", markup=False, highlight=False, soft_wrap=True)
         numbers = f"loss {record['train_loss']:.3f}  {self.rate:,.0f} tokens/s{self._utilisation()}"
         numbers += "" if self._val_loss is None else f"  held-out {self._val_loss:.3f}"
         self._progress.update(self._task, completed=record["step"], numbers=numbers)
