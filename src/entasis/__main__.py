@@ -1,6 +1,21 @@
-"""`python -m entasis` is the `entasis` command."""
+"""The `entasis` command, also as `python -m entasis`."""
 
-from entasis.cli.main import run
+from __future__ import annotations
+
+import sys
+
+
+def run() -> None:
+    """Entry point. The command line is imported inside, so that Ctrl-C has one line from the first moment on."""
+    try:
+        from entasis.cli.main import run_command
+
+        status = run_command(sys.argv[1:])
+    except KeyboardInterrupt:
+        print("error: interrupted", file=sys.stderr)
+        status = 130
+    sys.exit(status)
+
 
 if __name__ == "__main__":
     run()

@@ -197,6 +197,15 @@ def one_line(error: ValidationError, prefix: str = "") -> str:
     return f"{where}: {message}; got {shorten(problem['input'])}"
 
 
+def is_text(value: str) -> bool:
+    """Whether a string is text: command lines and JSON can bring half surrogate pairs, which no file can hold."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def shorten(value: object) -> str:
     """`repr` for an error line: what is long or deep is cut."""
     text = _REPR.repr(value)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from entasis.cli.main import run
+from entasis.__main__ import run
 from entasis.run.config import RunConfig
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from entasis.cli.main import run
+from entasis.__main__ import run
 
 
 @dataclass(frozen=True)
@@ -384,8 +384,8 @@ def test_what_is_not_there(command: Command) -> None:
     Path("plain", "manifest.json").write_text("{", encoding="utf-8")
     _assert_one_line(command("train", "c.yaml", "-s", "data.path=plain"), status=1, names="plain/manifest.json")
     Path("file").write_text("", encoding="utf-8")
-    _assert_one_line(command("train", "c.yaml", "-s", "out=file"), status=1, names="file")
-    _assert_one_line(command("train", "c.yaml", "-s", "out=file/within"), status=1, names="file")
+    _assert_one_line(command("train", "c.yaml", "-s", "out=file"), status=2, names="out: file")
+    _assert_one_line(command("train", "c.yaml", "-s", "out=file/within"), status=2, names="out: file")
     Path("c.yaml").write_text(yaml.safe_dump(_without("compare")), encoding="utf-8")
     _assert_one_line(command("compare", "c.yaml"), status=2, names="compare: missing")
 

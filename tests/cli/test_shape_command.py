@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from entasis.cli.main import run
+from entasis.__main__ import run
 from entasis.shape.budget import Budget
 from entasis.shape.families import FAMILIES, family_settings
 from entasis.shape.records import LayerShape, Shape

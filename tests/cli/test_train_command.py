@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from entasis.cli.main import run
+from entasis.__main__ import run
 from entasis.run.config import RunConfig, load_config
 from entasis.run.folder import RunFolder
 from entasis.train import loop

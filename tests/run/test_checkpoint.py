@@ -40,7 +40,12 @@ def _made(step: int) -> Checkpoint:
             "norm": torch.randn(5, generator=weights),
         },
         optimizer={"norm:exp_avg": torch.randn(5, generator=weights), "norm:step": torch.tensor(float(step))},
-        state={"tokens": 64 * step, "shape": {"layers": [{"width": 5}], "embed_width": 5}, "data_fingerprint": "ab"},
+        state={
+            "tokens": 64 * step,
+            "shape": {"layers": [{"width": 5}], "embed_width": 5},
+            "data_fingerprint": "ab",
+            "block": {},
+        },
     )
 
 

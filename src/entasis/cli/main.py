@@ -43,9 +43,8 @@ def _options(
     """Design, pretrain and compare transformer language models whose shape changes with depth."""
 
 
-def run() -> None:
-    """Entry point: runs the command in `sys.argv` and leaves with its exit status."""
-    arguments = sys.argv[1:]
+def run_command(arguments: list[str]) -> int:
+    """Runs a command line (without the program's name) and returns its exit status."""
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
     try:
@@ -53,16 +52,12 @@ def run() -> None:
     except Exception as error:  # the one place where anything may arrive: a user never sees a traceback unasked
         if debug:
             raise
-        sys.stdout.flush()
         message, status = _explain(error)
         print(f"error: {message}", file=sys.stderr)
-    except KeyboardInterrupt:
-        print("error: interrupted", file=sys.stderr)
-        status = 130
-    sys.exit(status if isinstance(status, int) else 0)
+    return status if isinstance(status, int) else 0
 
 
-def _explain(error: Exception) -> tuple[str, int]:
+def _explain(error: Exception) -> tuple[str, int]:  # noqa: PLR0911 - a table of kinds
     """The one line for the user, and the exit status."""
     if isinstance(error, EntasisError):
         return " ".join(str(error).split()), error.exit_status
@@ -70,6 +65,10 @@ def _explain(error: Exception) -> tuple[str, int]:
         return " ".join(error.format_message().replace("Value error, ", "").split()), 2
     if isinstance(error, typer.Abort):
         return "interrupted", 130
+    if isinstance(error, BrokenPipeError):
+        return "nobody reads the output any more", 1
+    if isinstance(error, RuntimeError) and ("allocate" in str(error) or "out of memory" in str(error).lower()):
+        return "not enough memory: make the shape smaller, or lower train.micro_batch", 1
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {(error.strerror or str(error)).lower()}", 1
     if isinstance(error, OSError):

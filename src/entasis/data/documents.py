@@ -122,7 +122,7 @@ def _json_documents(path: Path, text_field: str) -> Iterator[str]:
         where = f"{path}, line {number}"
         try:
             record = json.loads(line)
-        except (json.JSONDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             raise EntasisError(f"{where}: not a JSON record ({error})") from error
         if not isinstance(record, dict):
             raise EntasisError(f"{where}: expected an object, got {type(record).__name__}")

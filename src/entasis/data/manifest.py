@@ -82,7 +82,7 @@ class Manifest(_Record):
     tokenizer: TokenizerRecord
     held_out_by: Literal["document", "tail"]
     """Whole documents were held out; or, of a single document, its tail."""
-    unigram_bits_per_byte: float
+    unigram_bits_per_byte: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     """Bits per byte of held-out text under training frequencies of tokens (add-one smoothing), without context."""
     special_tokens_in_text: dict[str, PositiveInt]
     """How often written control tokens stood in the text; they were encoded as ordinary text."""

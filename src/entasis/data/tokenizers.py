@@ -190,8 +190,10 @@ def bpe_vocab_size(spec: str) -> int | None:
     if not spec.startswith("bpe:"):
         return None
     size = spec.removeprefix("bpe:")
-    if not (size.isascii() and size.isdigit()) or int(size) < _SMALLEST_BPE:
-        raise ConfigError(f"--tokenizer: {spec}: expected bpe:N with N of at least {_SMALLEST_BPE}")
+    if not (size.isascii() and size.isdigit() and len(size) < 10) or int(size) < _SMALLEST_BPE:
+        raise ConfigError(
+            f"--tokenizer: {spec[:40]}: expected bpe:N with N of at least {_SMALLEST_BPE}, below a billion"
+        )
     return int(size)
 
 
@@ -259,7 +261,7 @@ def _save_description(tokenizer: Tokenizer, folder: Path, kind: str) -> None:
 def _unknown_id(backend: Backend) -> int | None:
     model = json.loads(backend.to_str())["model"]
     if model.get("unk_token") is not None:
-        return int(model["vocab"][model["unk_token"]])
+        return int(model["vocab"].get(model["unk_token"], -1))
     unknown = model.get("unk_id")  # Unigram writes the id
     return None if unknown is None else int(unknown)
 
@@ -287,7 +289,7 @@ def _read_object(path: Path) -> dict[str, Any]:
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise EntasisError(f"{path}: cannot be read ({error.strerror})") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise EntasisError(f"{path}: not JSON ({error})") from error
     if not isinstance(data, dict):
         raise EntasisError(f"{path}: expected an object")

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import torch
 
 from entasis.data.stream import Batch
+from entasis.errors import EntasisError
 from entasis.model.device import Computation
 from entasis.model.loss import summed_cross_entropy
 from entasis.model.transformer import Transformer
@@ -24,6 +25,8 @@ def held_out_loss(model: Transformer, batches: Iterable[Batch], computation: Com
             targets = computation.tensor(batch.targets)
             total += summed_cross_entropy(hidden.flatten(0, 1), model.head_weight, targets.flatten()).item()
         counted += batch.counted
+    if not counted:
+        raise EntasisError("no held-out target counts: with document_mask, every window holds single-token documents")
     return total / counted
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from entasis.data.tokenizers import Tokenizer
 from entasis.errors import ConfigError
 from entasis.model.transformer import Transformer
+from entasis.settings import is_text
 
 
 @torch.no_grad()
@@ -39,6 +40,8 @@ def generate_text(
     Raises:
         ConfigError: a setting is out of range; names it.
     """
+    if not is_text(prompt):
+        raise ConfigError("prompt: not text that can be written as UTF-8")
     if tokens < 0:
         raise ConfigError(f"tokens: expected at least 0, got {tokens}")
     if not 0 <= temperature < float("inf"):

@@ -32,6 +32,7 @@ from entasis.run.files import sync_file, sync_folder, write_json
 
 FORMAT = "entasis-checkpoint-1"
 _MARKER = "complete.json"
+_STATE_FIELDS = {"step": int, "tokens": int, "shape": dict, "block": dict, "data_fingerprint": str}
 _NAME = re.compile(r"step-(\d{8,})")
 
 
@@ -110,7 +111,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
         EntasisError: it is not complete, or a file is missing, altered or not what it should be; names the file.
     """
     verify_checkpoint(path)
-    state = json.loads((path / "state.json").read_text(encoding="utf-8"))
+    state = _read_state(path / "state.json", step=_step(path))
     try:
         model, optimizer = load_file(path / "model.safetensors"), load_file(path / "optimizer.safetensors")
     except SafetensorError as error:
@@ -128,7 +129,7 @@ def verify_checkpoint(path: Path) -> None:
         marker = json.loads((path / _MARKER).read_text(encoding="utf-8"))
         form = marker["format"]
         expected = {name: (int(entry["bytes"]), str(entry["sha256"])) for name, entry in marker["files"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         raise EntasisError(f"{path / _MARKER}: missing or damaged") from None
     if form != FORMAT:
         raise EntasisError(f"{path}: format {form}, expected {FORMAT}; it was written by another version")
@@ -146,7 +147,28 @@ def verify_checkpoint(path: Path) -> None:
 def remove_leftovers(folder: Path) -> None:
     """Removes what a killed save left; the run's lock says that nobody else is writing."""
     for path in folder.glob(".step-*.tmp"):
-        shutil.rmtree(path)
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+def _read_state(file: Path, step: int) -> dict[str, Any]:
+    """The plain data of a checkpoint, every field of its type.
+
+    Raises:
+        EntasisError: it is not what a save writes; names the file and the field.
+    """
+    try:
+        state = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        raise EntasisError(f"{file}: not JSON") from None
+    for name, kind in _STATE_FIELDS.items():
+        if not isinstance(state, dict) or type(state.get(name)) is not kind:
+            raise EntasisError(f"{file}: {name} is not what it should be; the file was altered")
+    if state["step"] != step:
+        raise EntasisError(f"{file}: step {state['step']} in the folder of step {step}; the file was altered")
+    return dict(state)
 
 
 def _write(folder: Path, checkpoint: Checkpoint) -> None:

@@ -10,15 +10,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from entasis.errors import ConfigError, EntasisError
-from entasis.settings import nearest, one_line, parse_yaml, read_yaml, to_yaml
+from entasis.settings import is_text, nearest, one_line, parse_yaml, read_yaml, to_yaml
 from entasis.shape.families import Design, design, family_settings
 from entasis.shape.model_config import Activation, ModelConfig, Norm, Positions, Style
 from entasis.shape.rules import require_no_errors
 
-_Count = Annotated[int, Field(ge=1)]
+_Count = Annotated[int, Field(ge=1, le=2**40)]
+_Path = Annotated[str, Field(min_length=1, pattern=r"^[^\x00]+$")]
 _Seed = Annotated[int, Field(ge=0, lt=2**63)]
 _Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 _Share = Annotated[float, Field(ge=0, le=1)]
@@ -33,7 +34,7 @@ class _Section(BaseModel):
 class DataSection(_Section):
     """What is read."""
 
-    path: Annotated[str, Field(min_length=1)]
+    path: _Path
     """A folder made by `entasis prepare`."""
     document_mask: bool = False
     """Whether attention and positions stay inside a document; otherwise windows cross documents."""
@@ -50,7 +51,7 @@ class ModelSection(_Section):
     bias: bool | None = None
     tied: bool | None = None
     norm_epsilon: _Rate = 1e-5
-    rotary_theta: _Rate = 10_000.0
+    rotary_theta: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 10_000.0
 
 
 class TrainSection(_Section):
@@ -65,7 +66,7 @@ class TrainSection(_Section):
     """auto: bf16 where the device computes in it."""
     compile: bool = False
     device: Literal["auto", "cuda", "mps", "cpu"] = "auto"
-    threads: Literal["auto"] | _Count = "auto"
+    threads: Literal["auto"] | Annotated[int, Field(ge=1, le=1024)] = "auto"
     """CPU threads; part of what bit equality is promised for."""
     seed: _Seed = 0
     """Of initialisation and data order."""
@@ -82,7 +83,7 @@ class OptimizerSection(_Section):
     learning_rate: _Rate = 3e-3
     weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.1
     betas: Annotated[list[Annotated[float, Field(ge=0, lt=1)]], Field(min_length=2, max_length=2)] = [0.9, 0.95]
-    epsilon: _Rate = 1e-8
+    epsilon: Annotated[float, Field(ge=1e-16, allow_inf_nan=False)] = 1e-8
     clip: _Rate | None = 1.0
     """Largest global norm of the gradient; null: no clipping."""
 
@@ -91,8 +92,8 @@ class ScheduleSection(_Section):
     """The learning rate over time, as a share of `optimizer.learning_rate`."""
 
     name: Literal["cosine", "constant", "wsd"] = "cosine"
-    warmup_steps: Annotated[int, Field(ge=0)] = 20
-    decay_steps: Annotated[int, Field(ge=0)] | None = None
+    warmup_steps: Annotated[int, Field(ge=0, le=2**40)] = 20
+    decay_steps: Annotated[int, Field(ge=0, le=2**40)] | None = None
     """wsd only: steps of the final decay; null: a fifth of the run."""
     final_ratio: _Share = 0.1
     """Share of the rate at the end of cosine and wsd."""
@@ -129,6 +130,13 @@ class CompareSection(_Section):
     prompt: str = "In the beginning"
     """What the report's text samples continue."""
 
+    @field_validator("prompt")
+    @classmethod
+    def _prompt_is_text(cls, prompt: str) -> str:
+        if not is_text(prompt):
+            raise ValueError("not text that can be written as UTF-8")
+        return prompt
+
     @model_validator(mode="after")
     def _seeds_are_distinct(self) -> CompareSection:
         if len(set(self.seeds)) < len(self.seeds):
@@ -150,7 +158,7 @@ class RunConfig(_Section):
     train: TrainSection
     optimizer: OptimizerSection = OptimizerSection()
     schedule: ScheduleSection = ScheduleSection()
-    out: Annotated[str, Field(min_length=1)]
+    out: _Path
     compare: CompareSection | None = None
 
     @property

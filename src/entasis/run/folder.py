@@ -57,7 +57,12 @@ class RunFolder:
         Raises:
             EntasisError: another process holds it.
         """
-        self.path.mkdir(parents=True, exist_ok=True)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"out: {self.path} cannot be made ({(error.strerror or str(error)).lower()}); choose another folder"
+            ) from None
         with (self.path / ".lock").open("a+") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -73,6 +78,11 @@ class RunFolder:
             file.flush()
             yield
 
+    @property
+    def holds_a_run(self) -> bool:
+        """Whether a run was begun here."""
+        return self.shape_file.exists() or self.checkpoints.exists()
+
     def check(self, config: RunConfig, shape: Shape, environment: Mapping[str, Any]) -> list[str]:
         """Checks that the run that was begun here, if there is one, is the run of `config`; changes nothing.
 
@@ -82,15 +92,25 @@ class RunFolder:
         Raises:
             ConfigError: the folder holds a run with another setting; names the field and both values.
         """
-        if not self.config_file.exists():
+        if not self.holds_a_run:
+            if self.config_file.exists():
+                raise ConfigError(
+                    f"out: {self.config_file} stands there without {self.shape_file}, so no run wrote it; "
+                    "choose another folder"
+                )
             return []
+        if not self.config_file.exists():
+            raise ConfigError(
+                f"out: {self.path} holds checkpoints, but the config.yaml that they were made with is gone; put it "
+                "back, or choose another folder"
+            )
         changes = _compare(self.read_config().model_dump(mode="json"), config.model_dump(mode="json"), self.path)
         if self.read_shape() != shape:
             raise ConfigError(
                 f"shape: {self.shape_file} is not the shape of {self.config_file}; it was edited or belongs to "
                 "another run"
             )
-        before = self.read_environment()
+        before = self.read_environment() if self.environment_file.exists() else {}
         return changes + [
             f"{name}: {before.get(name)!r} -> {value!r}"
             for name, value in environment.items()
@@ -143,14 +163,17 @@ class RunFolder:
         if not self.metrics_file.exists():
             return []
         records: list[dict[str, Any]] = []
-        with self.metrics_file.open(encoding="utf-8") as file:
+        with self.metrics_file.open("rb") as file:
             for number, line in enumerate(file, start=1):
-                if not line.endswith("\n"):  # torn by a kill; `mend_metrics` cuts it off
+                if not line.endswith(b"\n"):  # torn by a kill; `mend_metrics` cuts it off
                     break
                 try:
                     record = json.loads(line)
                     step = int(record["step"])
-                except (ValueError, KeyError, TypeError):
+                    numbers = [record.get("train_loss", 0.0), record.get("val_loss", 0.0)]
+                    if not all(isinstance(number, int | float) for number in numbers):
+                        raise TypeError
+                except (ValueError, KeyError, TypeError, RecursionError):
                     raise EntasisError(f"{self.metrics_file}: line {number} is not a record") from None
                 # A run that goes back to a checkpoint goes on from there: what it had done beyond is not part of it.
                 while records and records[-1]["step"] >= step:
@@ -169,7 +192,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise EntasisError(f"{path}: missing") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise EntasisError(f"{path}: not JSON ({error})") from None
     if not isinstance(data, dict):
         raise EntasisError(f"{path}: expected an object of names and values")

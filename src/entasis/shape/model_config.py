@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
 
 from entasis.errors import ConfigError
+from entasis.settings import shorten
+from entasis.shape.records import LARGEST_SIZE
 
 Style = Literal["gpt2", "llama"]
 Norm = Literal["layernorm", "rmsnorm"]
@@ -64,8 +66,8 @@ class ModelConfig:
                 raise ConfigError(f"{name}: expected one of {', '.join(map(str, allowed))}; got {value!r}")
         for name in ("vocab_size", "context"):
             value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ConfigError(f"{name}: expected a whole number of at least 1, got {value!r}")
+            if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= LARGEST_SIZE:
+                raise ConfigError(f"{name}: expected a whole number from 1 to {LARGEST_SIZE}, got {shorten(value)}")
         for name in ("norm_epsilon", "rotary_theta"):
             value = getattr(self, name)
             if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):

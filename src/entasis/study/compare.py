@@ -18,7 +18,7 @@ from entasis.report.comparison import write_report
 from entasis.report.schema import Comparison, RatePoint
 from entasis.run.checkpoint import NonFiniteError
 from entasis.run.config import CompareSection, RunConfig
-from entasis.run.files import write_json, write_text
+from entasis.run.files import write_json
 from entasis.run.folder import RunFolder
 from entasis.shape.budget import Budget, budget
 from entasis.shape.families import Design
@@ -64,8 +64,9 @@ def compare(config: RunConfig, console: Console, *, command: str, allow_unequal:
     if unequal and not allow_unequal:
         raise ConfigError(f"compare.match: {'; '.join(unequal.values())}; change the shapes, or use --allow-unequal")
 
+    if RunFolder(folder).holds_a_run:
+        raise ConfigError(f"out: {folder} holds a run of `entasis train`; choose another folder for the study")
     with RunFolder(folder).locked():
-        write_text(folder / "config.yaml", config.to_yaml())
         tuning = {entry.name: _tune(entry, section, folder, console) for entry in entries}
         rates = {
             entry.name: _best_rate(entry.name, tuning[entry.name]) or config.optimizer.learning_rate

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from pathlib import Path
 from statistics import median
 
 from entasis.data.dataset import TokenData
+from entasis.errors import EntasisError
 from entasis.evaluate.held_out import bits_per_byte
 from entasis.generate.sample import generate_text
 from entasis.report.schema import (
@@ -118,6 +120,11 @@ def _run_result(folder: Path, seed: int, config: RunConfig, bytes_per_token: flo
         if "val_loss" in record
         and (record["step"] % config.train.evaluate_every == 0 or record["step"] == config.train.steps)
     ]
+    if not curve or records[-1]["step"] != config.train.steps or not math.isfinite(curve[-1]["val_loss"]):
+        raise EntasisError(
+            f"{folder}: its metrics.jsonl does not reach step {config.train.steps} with a held-out loss; it was "
+            "altered: remove the folder, and the same command trains the run again"
+        )
     stride = -(-len(records) // _TRAIN_POINTS)
     best = min(curve, key=lambda point: point["val_loss"])
     final = curve[-1]["val_loss"]

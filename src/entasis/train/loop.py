@@ -107,7 +107,7 @@ def train(config: RunConfig, console: Console, *, label: str = "train") -> None:
                         states = hidden(computation.tensor(part.tokens), documents)
                         targets = computation.tensor(part.targets).flatten()
                         part_loss = summed_cross_entropy(states.flatten(0, 1), model.head_weight, targets)
-                    part_loss = part_loss / batch.counted
+                    part_loss = part_loss / max(1, batch.counted)
                     part_loss.backward()  # type: ignore[no-untyped-call]
                     loss += part_loss.detach()
                 norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.optimizer.clip or math.inf)
