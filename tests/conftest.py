@@ -35,6 +35,8 @@ _WORDS = ("sea", "land", "wind", "stone", "river", "house", "light", "dark", "br
 def one_thread() -> None:
     """One thread: fastest for tiny tensors, and a forked process cannot wait for threads that it does not have."""
     torch.set_num_threads(1)
+    # A process that a shell started in the background ignores SIGINT, and the tests send it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @dataclass(frozen=True)

@@ -474,7 +474,9 @@ def _signal_at_step(monkeypatch: pytest.MonkeyPatch, step: int, number: signal.S
             for _ in range(times):
                 handler = signal.getsignal(number)
                 os.kill(os.getpid(), number)
+                until = time.monotonic() + 10
                 while signal.getsignal(number) is handler:
+                    assert time.monotonic() < until, f"{number.name} did not arrive"
                     time.sleep(0.001)
         return original(schedule, at, steps)
 
