@@ -16,8 +16,11 @@ import pytest
 
 from entasis.__main__ import run
 from entasis.shape.budget import Budget
-from entasis.shape.families import FAMILIES, family_settings
+from entasis.shape.columns import straightened
+from entasis.shape.model_config import ModelConfig
+from entasis.shape.profiles import PROFILES, profile
 from entasis.shape.records import LayerShape, Shape
+from entasis.shape.registry import FAMILIES, Design, design, families, family_settings, register_family
 
 WIDTHS_200M = [1152, 960, 832, 704, 608, 512, 448, 352, 320, 256, 224, 192, 288, 480, 736, 1152]
 BOWTIE = ["bowtie", "--layers", "16", "--width", "640", "--heads", "16"]
@@ -157,7 +160,13 @@ def test_error_findings_come_with_the_whole_object_and_status_1(
 @pytest.mark.parametrize(
     ("arguments", "layer", "message"),
     [
-        ([*BOWTIE, "--multiple", "1000"], None, "bottleneck: 0.3 of width 640"),
+        ([*BOWTIE, "--multiple", "1000"], 12, "width 192.0 rounds to 0 at multiple 1000"),
+        (
+            ["growing", "--layers", "2", "--width", "640", "--heads", "16"],
+            None,
+            "match: effective parameters cannot be",
+        ),
+        (["openelm", "--layers", "16", "--width", "1280", "--match", "kv"], None, "match: kv does not grow with what"),
         (["prism", "--width", "48", "--heads", "0,4"], 1, "heads 0; expected at least 1"),
         (["uniform", "--layers", "1", "--width", "2000000000", "--heads", "1"], 1, "mlp_hidden: expected at most"),
     ],
@@ -193,7 +202,7 @@ WRONG = [
     ([*BOWTIE, "--turn", "0"], "turn: "),
     ([*BOWTIE, "--bottleneck", "1.5"], "bottleneck: "),
     ([*BOWTIE, "--bottleneck", "nan"], "bottleneck: "),
-    ([*BOWTIE, "--match", "flops"], "match: "),
+    ([*BOWTIE, "--match", "flop"], "match: "),
     ([*BOWTIE, "--heads", "3,4"], "heads: "),
     ([*BOWTIE, "--heads", "-4"], "heads: "),
     ([*BOWTIE, "--head-dim", "0"], "head_dim: "),
@@ -216,9 +225,36 @@ WRONG = [
     # what the parser of the command line finds
     ([*BOWTIE, "--layers", "many"], "--layers"),
     ([*BOWTIE, "--width", "6.5"], "--width"),
-    ([*BOWTIE, "--bottleneck", "small"], "--bottleneck"),
+    ([*BOWTIE, "--bottleneck", "small"], "bottleneck: expected a number"),
     ([*BOWTIE, "--style", "gpt3"], "--style"),
-    ([*BOWTIE, "--turm", "3"], "--turm"),
+    ([*BOWTIE, "--turm", "3"], "turm: family bowtie has no such setting (did you mean 'turn'?)"),
+    ([*BOWTIE, "--turm=3"], "turm: family bowtie has no such setting (did you mean 'turn'?)"),
+    ([*BOWTIE, "--permute"], "permute: its value is missing"),
+    ([*BOWTIE, "--permute", "--json"], "permute: its value is missing"),
+    ([*BOWTIE, "--permute=-1"], "permute: expected at least 0, got -1"),
+    ([*BOWTIE, "--permute", "-1"], "permute: expected at least 0, got -1"),
+    ([*BOWTIE, "--permute", "1,2"], "permute: expected a whole number"),
+    ([*BOWTIE, "--permute", "1,x"], "permute: expected a number or a list like 3,3,6,6; got '1,x'"),
+    ([*BOWTIE, "--permute", "[1"], "--permute: line 1"),
+    ([*BOWTIE, "--progression", "harmonic"], "progression: expected 'geometric' or 'arithmetic'; got 'harmonic'"),
+    ([*BOWTIE, "--1x", "3"], "--1x: expected an option and its value"),
+    ([*BOWTIE, "-x", "3"], "-x: expected an option and its value"),
+    (["--permute", "3", "bowtie"], "--permute: the family comes before its settings"),
+    (
+        ["prism", "--layers", "12", "--width", "768", "--heads", "12", "--early-head-dim", "x"],
+        "early_head_dim: expected",
+    ),
+    (["uniform", "--enumerate", "--layers", "3"], "--enumerate: for prism and bowtie, not for uniform"),
+    (["prism", "--enumerate", "--layers", "3", "--width", "48"], "baseline_heads: missing"),
+    (["prism", "--enumerate", "--layers", "3", "--width", "48", "--heads", "2,4"], "baseline_heads: expected a whole"),
+    (["prism", "--enumerate", "--layers", "3", "--kv-heads", "4"], "kv_heads: prism --enumerate has no such setting"),
+    (["bowtie", "--enumerate"], "layers: missing"),
+    (["bowtie", "--enumerate", "--layers", "2", "--width", "64", "--heads", "4"], "layers: expected from 3"),
+    (["bowtie", "--enumerate", "--layers", "1000000000", "--width", "64", "--heads", "4"], "layers: expected from 3"),
+    (
+        ["bowtie", "--enumerate", "--layers", "4", "--width", "64", "--heads", "4", "--turn", "4"],
+        "turn: expected a layer",
+    ),
     ([*BOWTIE, "--turn"], "--turn"),
     ([*BOWTIE, "another"], "another"),
 ]
@@ -315,14 +351,14 @@ def test_a_wrong_file_is_one_line(shape: Ask, tmp_path: Path, content: str, stat
     assert "Traceback" not in answer.err
 
 
-def test_what_is_not_built_yet_is_said_at_its_layer(shape: Ask, tmp_path: Path) -> None:
-    path = tmp_path / "later.json"
-    layers = [LAYER, LAYER | {"window": 8}, LAYER | {"experts": 4, "experts_per_token": 1}]
+def test_what_contradicts_itself_is_said_at_its_layer(shape: Ask, tmp_path: Path) -> None:
+    path = tmp_path / "wrong.json"
+    layers = [LAYER | {"window": 8}, LAYER | {"experts": 4}, LAYER | {"experts_per_token": 1}]
     path.write_text(json.dumps({"layers": layers, "embed_width": 48}))
     data = loaded(shape(str(path), "--json"))
     said = {each["layer"]: each["message"] for each in data["findings"] if each["level"] == "error"}
     assert set(said) == {2, 3}
-    assert all("not built in this version" in message for message in said.values())
+    assert all("experts_per_token" in message for message in said.values())
 
 
 # --- for people -------------------------------------------------------------------------------------------------------
@@ -342,9 +378,125 @@ def test_the_list_names_every_family_with_its_settings(shape: Ask) -> None:
     answer = shape("--list")
     assert answer.status == 0
     lines = answer.out.splitlines()
-    assert [line.split()[0] for line in lines[::2]] == sorted(FAMILIES)
-    for name, line in zip(sorted(FAMILIES), lines[1::2], strict=True):
+    assert lines[0] == "families"
+    listed = lines[1 : lines.index("")]
+    assert [line.split()[0] for line in listed[::2]] == list(families())
+    for name, line in zip(families(), listed[1::2], strict=True):
         assert line.strip() == f"settings: {', '.join(family_settings(name))}"
+    assert len({len(line) - len(line.lstrip()) for line in listed[1::2]}) == 1
+
+
+# --- settings of any family -------------------------------------------------------------------------------------------
+
+RULE = ["prism", "--layers", "12", "--width", "768", "--heads", "12"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "settings"),
+    [
+        ([*RULE, "--early-head-dim", "256"], {"early_head_dim": 256}),
+        ([*RULE, "--early-head-dim=256", "--hold=2"], {"early_head_dim": 256, "hold": 2}),
+        (
+            [*RULE, "--early_head_dim", "128", "--baseline-share", "0.25"],
+            {"early_head_dim": 128, "baseline_share": 0.25},
+        ),
+        (
+            ["prism-reversed", *RULE[1:], "--hold", "2", "--early-head-dim", "128", "--mlp-ratio", "2"],
+            {"hold": 2, "early_head_dim": 128, "mlp_ratio": 2.0},
+        ),
+        (["tapered", *RULE[1:], "--curve", "linear", "--last", "25e-2"], {"curve": "linear", "last": 0.25}),
+        (["growing", *RULE[1:], "--multiple", "24", "--permute=3"], {"multiple": 24, "permute": 3}),
+        (["bowtie", *RULE[1:], "--multiple", "24", "--permute", "null"], {"multiple": 24}),
+        (["crown", *RULE[1:], "--ends", "0.75", "--match", "flops"], {"ends": 0.75, "match": "flops"}),
+        (["half-first", *RULE[1:], "--first", "0.75"], {"first": 0.75}),
+        (
+            ["bowtie", *RULE[1:], "--multiple", "24", "--match", "kv", "--progression", "arithmetic"],
+            {"multiple": 24, "match": "kv", "progression": "arithmetic"},
+        ),
+    ],
+)
+def test_every_setting_of_every_family_is_an_option(shape: Ask, arguments: list[str], settings: dict[str, Any]) -> None:
+    data = loaded(shape(*arguments, "--json"))
+    wanted = design(arguments[0], {"layers": 12, "width": 768, "heads": 12, **settings})
+    assert data["layers"] == wanted.shape.to_dict()["layers"]
+    assert data["family"] == arguments[0]
+    drawn = shape(*arguments)
+    assert (drawn.status, drawn.err) == (0, "")
+
+
+def test_families_and_profiles_from_outside_are_taken(shape: Ask) -> None:
+    try:
+
+        @profile("notch")
+        def notch(layers: int, first: float, last: float) -> list[float]:
+            return [first, *[last] * (layers - 1)]
+
+        @register_family("stairs")
+        def stairs(*, widths: list[int], tall: bool = False, config: ModelConfig) -> Design:
+            """Layers of the widths that are listed."""
+            made = Shape(tuple(LayerShape(each, 1, 1, 8, 64 if tall else 16) for each in widths), widths[0])
+            return Design("stairs", made, straightened(made))
+
+        data = loaded(shape("stairs", "--widths", "16,24,32", "--tall", "true", "--json"))
+        assert [layer["width"] for layer in data["layers"]] == [16, 24, 32]
+        assert data["layers"][0]["mlp_hidden"] == 64
+        assert "stairs" in shape("--list").out
+        assert "Layers of the widths that are listed." in shape("--list").out
+        wrong = shape("stairs", "--width", "16")
+        assert (wrong.status, wrong.out) == (2, "")
+        assert wrong.err.startswith("error: width: family stairs has no such setting (did you mean 'widths'?)")
+        data = loaded(shape("tapered", *RULE[1:], "--curve", "notch", "--json"))
+        assert len({layer["mlp_hidden"] for layer in data["layers"][1:]}) == 1
+        assert data["layers"][0]["mlp_hidden"] > data["layers"][1]["mlp_hidden"]
+    finally:
+        FAMILIES.pop("stairs", None)
+        PROFILES.pop("notch", None)
+
+
+# --- enumeration ------------------------------------------------------------------------------------------------------
+
+
+def test_prism_schedules_are_listed_a_line_each(shape: Ask) -> None:
+    arguments = [*RULE, "--enumerate", "--head-dim", "256,128"]
+    answer = shape(*arguments)
+    assert (answer.status, answer.err) == (0, "")
+    lines = answer.out.splitlines()
+    assert "3,3,3,6,6,6,12,12,12,12,12,12" in lines
+    assert all(line.split(",")[-1] == "12" for line in lines)
+    objects = [json.loads(line) for line in shape(*arguments, "--json").out.splitlines()]
+    assert [",".join(map(str, each["heads"])) for each in objects] == lines
+    freely = shape(*arguments, "--no-guidelines").out.splitlines()
+    assert set(lines) < set(freely)
+    assert "3,6,12,12,12,12,12,12,12,12,12,12" in set(freely) - set(lines)
+    one = shape(
+        "prism", "--layers", "6", "--width", "768", "--baseline-heads", "12", "--head-dim", "128", "--enumerate"
+    )
+    assert one.out.splitlines() == ["6,6,6,12,12,12", "6,6,12,12,12,12", "12,12,12,12,12,12"]
+    # a schedule that is listed can be asked for
+    assert shape("prism", "--width", "768", "--heads", lines[0]).status == 0
+
+
+def test_bowties_are_listed_with_their_costs_or_the_reason(shape: Ask) -> None:
+    base = ["bowtie", "--layers", "8", "--width", "256", "--heads", "8", "--enumerate"]
+    grid = [*base, "--bottleneck", "0.01,0.3,0.5", "--turn", "3,6"]
+    objects = [json.loads(line) for line in shape(*grid, "--json").out.splitlines()]
+    assert [(each["bottleneck"], each["turn"]) for each in objects] == [
+        (ratio, turn) for ratio in (0.01, 0.3, 0.5) for turn in (3, 6)
+    ]
+    assert all("rounds to 0" in each["reason"] for each in objects[:2])
+    for each in objects[2:]:
+        wanted = design("bowtie", {"layers": 8, "width": 256, "heads": 8, "bottleneck": each["bottleneck"],
+                                   "turn": each["turn"]})  # fmt: skip
+        assert each["widths"] == [layer.width for layer in wanted.shape.layers]
+        assert each["ratio"]["effective_parameters"] == pytest.approx(1, abs=0.05)
+        assert each["errors"] == []
+    lines = shape(*grid).out.splitlines()
+    assert len(lines) == 6
+    assert lines[3].split()[-8:] == list(map(str, objects[3]["widths"]))
+    assert len(shape(*base).out.splitlines()) == 5 * 6  # bottlenecks that are usual, every turning layer
+    odd = shape(*base[:-1], "--enumerate", "--multiple", "20", "--bottleneck", "0.5", "--turn", "6")
+    assert odd.status == 0
+    assert "error: layer 2: 8 heads do not divide width 300" in odd.out
 
 
 def test_help_names_every_command_and_option(entasis: Ask) -> None:

@@ -99,15 +99,15 @@ def test_a_run_that_diverges_ends_with_one(config: Path, command: Command) -> No
 def test_a_signal_ends_with_a_line_that_says_how_to_go_on(
     number: signal.Signals, config: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = vars(loop)["rate_share"]
+    original = vars(loop)["learning_rate"]
 
-    def share(schedule: Any, step: int, steps: int) -> Any:
+    def share(config: RunConfig, step: int) -> Any:
         if step == 1:
             os.kill(os.getpid(), number)
-        return original(schedule, step, steps)
+        return original(config, step)
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "rate_share", share)
+        patch.setattr(loop, "learning_rate", share)
         status, said, errors = command("train", str(config))
     assert status == 1
     assert "done" not in said, "fewer updates than asked is not success"

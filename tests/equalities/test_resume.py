@@ -73,7 +73,9 @@ def test_a_signal_at_every_step(
     handlers = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
     for step in range(1, 12):
         with monkeypatch.context() as patch:
-            _at_each_call(patch, loop, "rate_share", lambda call: os.kill(os.getpid(), number) if call == 1 else None)
+            _at_each_call(
+                patch, loop, "learning_rate", lambda call: os.kill(os.getpid(), number) if call == 1 else None
+            )
             with pytest.raises(Interrupted, match=rf"{number.name}: step {step} of 12 is saved in .*goes on"):
                 train(config, quiet)
         assert outcome(Path(config.out)).step == step
@@ -136,7 +138,7 @@ def test_checkpoint_exactly_at_an_epoch_boundary_and_inside_one(
             os.kill(os.getpid(), signal.SIGTERM)
 
     with monkeypatch.context() as patch:
-        _at_each_call(patch, loop, "rate_share", stop_there)
+        _at_each_call(patch, loop, "learning_rate", stop_there)
         with pytest.raises(Interrupted, match=f"step {stop} of 12"):
             train(config, quiet)
     train(config, quiet)
@@ -169,7 +171,7 @@ def test_other_settings_resume_as_well(
     config = make_config(changes)
     with monkeypatch.context() as patch:
         _at_each_call(
-            patch, loop, "rate_share", lambda call: os.kill(os.getpid(), signal.SIGTERM) if call == 7 else None
+            patch, loop, "learning_rate", lambda call: os.kill(os.getpid(), signal.SIGTERM) if call == 7 else None
         )
         with pytest.raises(Interrupted):
             train(config, quiet)
@@ -189,7 +191,7 @@ def test_killed_before_the_first_checkpoint(
     config = make_config()
     with monkeypatch.context() as patch:
         _at_each_call(
-            patch, loop, "rate_share", lambda call: os.kill(os.getpid(), signal.SIGKILL) if call == 3 else None
+            patch, loop, "learning_rate", lambda call: os.kill(os.getpid(), signal.SIGKILL) if call == 3 else None
         )
         assert in_child(lambda: train(config, quiet)) == -signal.SIGKILL
     assert not (Path(config.out) / "checkpoints").exists()

@@ -13,6 +13,7 @@ from torch import Tensor
 from entasis.data.tokenizers import BPE_EOS, ByteTokenizer, Tokenizer, train_bpe
 from entasis.errors import ConfigError
 from entasis.generate.sample import generate_text
+from entasis.model.moe import Routing
 from entasis.model.transformer import Transformer
 from entasis.shape.model_config import ModelConfig
 from entasis.shape.records import LayerShape, Shape
@@ -51,7 +52,7 @@ class Scripted(Transformer):
 
     shown: list[list[int]]
 
-    def hidden(self, tokens: Tensor, documents: Tensor | None = None) -> Tensor:
+    def hidden(self, tokens: Tensor, documents: Tensor | None = None, routings: list[Routing] | None = None) -> Tensor:
         self.shown.append(tokens[0].tolist())
         state = torch.zeros(*tokens.shape, 257)
         state[0, -1, self.script[len(self.shown) - 1]] = 9.0

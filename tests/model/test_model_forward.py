@@ -104,8 +104,8 @@ def test_learned_positions_end_at_the_context_and_rotary_ones_do_not() -> None:
 @pytest.mark.parametrize(
     ("layer", "ends", "message"),
     [
-        ({"window": 8}, {}, "layer 1: window 8"),
-        ({"experts": 4, "experts_per_token": 2}, {}, "layer 1: experts 4"),
+        ({"window": 8}, {"causal": False}, "layer 1: window 8"),
+        ({"experts": 4, "experts_per_token": 5}, {}, "layer 1: experts_per_token 5 of 4 experts"),
         ({"kv_heads": 3}, {}, "layer 1: 3 key/value heads"),
         ({"head_dim": 7}, {"positions": "rotary"}, "layer 1: head dim 7"),
         ({}, {"tied": True, "unembed_width": 24}, "embed_width 32 and unembed_width 24"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,21 +10,13 @@ import pytest
 
 import entasis
 from entasis.errors import ConfigError, EntasisError, ShapeError
-from entasis.shape.families import (
-    FAMILIES,
-    Design,
-    bowtie,
-    design,
-    explicit,
-    family,
-    family_settings,
-    prism,
-    register_family,
-    straightened,
-    uniform,
-)
+from entasis.shape.columns import column, straightened
+from entasis.shape.families import bowtie, explicit, prism, uniform
+from entasis.shape.match import Match, matched
 from entasis.shape.model_config import ModelConfig
+from entasis.shape.profiles import PROFILES, profile
 from entasis.shape.records import LayerShape, Shape
+from entasis.shape.registry import FAMILIES, Design, design, families, family, family_settings, register_family
 
 SCHEDULE = [3, 3, 3, 6, 6, 6, 12, 12, 12, 12, 12, 12]
 
@@ -216,7 +209,7 @@ def test_an_explicit_shape_is_what_is_written() -> None:
         ([], r"^layers: a shape needs at least one layer"),
         ("abc", r"^layers: expected a list with one object per layer; got 'abc'"),
         (3, r"^layers: expected a list; got 3"),
-        ([FREE, FREE | {"window": 4}], r"^layer 2: window 4: attention windows are not built"),
+        ([FREE, FREE | {"experts": 4}], r"^layer 2: experts_per_token 0 of 4 experts"),
     ],
 )
 def test_explicit_nonsense_is_refused_at_its_layer(layers: Any, line: str) -> None:
@@ -254,7 +247,9 @@ def test_the_public_names_build_the_same_shapes() -> None:
 
 
 def test_unknown_families_and_settings_are_named() -> None:
-    with pytest.raises(ConfigError, match=r"^family: unknown family 'bowtei'.*known: bowtie, explicit, prism, uniform"):
+    with pytest.raises(
+        ConfigError, match=r"^family: unknown family 'bowtei'.*known: all-wide, bowtie, crown, diamond, explicit, "
+    ):
         family("bowtei")
     with pytest.raises(ConfigError, match=r"^turm: family bowtie has no such setting \(did you mean 'turn'\?\)"):
         bowtie(layers=8, width=256, heads=8, turm=3)
@@ -270,6 +265,25 @@ def forget() -> Iterator[Callable[[str], None]]:
     yield names.append
     for name in names:
         FAMILIES.pop(name, None)
+
+
+def test_every_family_says_what_it_is_and_takes_its_defaults() -> None:
+    assert list(families()) == sorted(FAMILIES)
+    names = (
+        "uniform explicit prism prism-reversed prism-abrupt all-wide bowtie diamond growing narrowing prism-bowtie "
+        "half-first tapered openelm crown frame reverse"
+    )
+    assert set(names.split()) <= set(families())
+    special = {"prism-abrupt": {"early_heads": 3, "early_layers": 6}, "all-wide": {"wide_heads": 3}}
+    for name, build in families().items():
+        assert (build.__doc__ or "").strip(), name
+        if name == "explicit":
+            continue
+        settings: dict[str, Any] = {"layers": 12, "width": 768, "heads": 16, **special.get(name, {})}
+        made = design(name, {key: value for key, value in settings.items() if key in family_settings(name)})
+        assert not errors(made), name
+        assert len(made.shape.layers) == len(made.reference.layers) == 12
+        assert made.reference.distinct_layers == 1
 
 
 def test_a_family_can_come_from_outside(forget: Callable[[str], None]) -> None:
@@ -288,3 +302,39 @@ def test_a_family_can_come_from_outside(forget: Callable[[str], None]) -> None:
     assert [layer for layer, _ in errors(made)] == [1, 2, 3]  # the general rules are applied to it: 7 is odd
     with pytest.raises(ConfigError, match=r"^layers: expected a whole number; got 'x'"):
         design("ladder", {"layers": "x", "width": 16})
+    with pytest.raises(ShapeError, match=r"^layer 1: head dim 7 is odd"):
+        entasis.family("ladder", layers=3, width=16)
+    gpt2 = ModelConfig(97, 16, "gpt2")
+    assert (
+        entasis.family("ladder", layers=3, width=16, config=gpt2) == design("ladder", {"layers": 3, "width": 16}).shape
+    )
+
+
+def test_a_family_from_outside_can_combine_profiles_and_be_matched(forget: Callable[[str], None]) -> None:
+    forget("wave")
+    try:
+
+        @profile("wave")
+        def wave(layers: int, first: float, last: float) -> list[float]:
+            return [first if number % 2 == 0 else last for number in range(layers)]
+
+        @register_family("wave")
+        def wave_family(
+            *, layers: int, width: int, heads: int, match: Match = "effective", config: ModelConfig
+        ) -> Design:
+            """Every second layer has a wide MLP."""
+            reference = column(layers, width, heads)
+
+            def build(scale: float) -> Shape:
+                hidden = [round(scale * share * 4 * width) for share in wave(layers, 1.5, 0.5)]
+                return Shape(tuple(dataclasses.replace(reference.layers[0], mlp_hidden=each) for each in hidden), width)
+
+            return Design("wave", matched(build, reference, match, config), reference)
+
+        shape = entasis.family("wave", layers=4, width=64, heads=4)
+        assert [layer.mlp_hidden for layer in shape.layers] == [384, 128, 384, 128]
+        tapered = entasis.family("tapered", layers=4, width=64, heads=4, curve="wave")
+        assert tapered == shape
+        assert "wave" in families()
+    finally:
+        PROFILES.pop("wave", None)

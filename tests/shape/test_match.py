@@ -12,8 +12,9 @@ import pytest
 
 from entasis.errors import EntasisError, ShapeError
 from entasis.shape.budget import budget
-from entasis.shape.families import bowtie, design
+from entasis.shape.families import bowtie
 from entasis.shape.model_config import ModelConfig, Style
+from entasis.shape.registry import design
 
 WIDTHS_200M = [1152, 960, 832, 704, 608, 512, 448, 352, 320, 256, 224, 192, 288, 480, 736, 1152]
 ENDS_1B = [2400, 2208, 2048, 1888], [448, 416, 384, 480], [1920, 2400]
@@ -156,7 +157,7 @@ def test_any_setting_agrees_with_the_independent_solver(request_: Request) -> No
     chain = independent_chain(request_)
     multiple = request_.multiple
     if min(round(value / multiple) for value in chain) == 0:
-        with pytest.raises(ShapeError, match=r"^bottleneck: .* rounds to 0 at multiple"):
+        with pytest.raises(ShapeError, match=r"^layer \d+: width .* rounds to 0 at multiple"):
             widths_of(request_)
         return
     widths = widths_of(request_)
@@ -183,6 +184,38 @@ def test_the_match_is_off_by_no_more_than_rounding_explains(request_: Request) -
     blocks = request_.layers * (request_.square * request_.width + request_.line) * request_.width
     # The factor is what rounding a few layers to coarse widths needs; a match without the wastes is off by more.
     assert abs(mine - theirs) / blocks <= 0.6 * request_.multiple / request_.width + 1e-3
+
+
+@pytest.mark.parametrize("multiple", [32, 1])
+def test_the_published_mixture_of_experts(multiple: int) -> None:
+    """22 experts of 512 units at the reference width: weights per squared width 4 + 3 * 22 * 512 / 1600, a router, and
+    the last waste counted once per expert. Expert sizes follow the widths and are rounded to whole units only."""
+    ratio, experts = 512 / 1600, 22
+
+    @dataclass(frozen=True)
+    class Mixture(Request):
+        @property
+        def line(self) -> float:
+            return float(experts)
+
+    request = Mixture(40, 1600, 30, 0.3, multiple, mlp_ratio=experts * ratio)
+    chain = independent_chain(request)
+    settings = {
+        "layers": 40,
+        "width": 1600,
+        "heads": 16,
+        "multiple": multiple,
+        "experts": experts,
+        "experts_per_token": 3,
+        "expert_hidden": 512,
+    }
+    made = design("bowtie", settings, request.config)
+    layers = made.shape.layers
+    assert [layer.width for layer in layers] == [round(value / multiple) * multiple for value in chain]
+    assert [layer.mlp_hidden for layer in layers] == [round(512 * layer.width / 1600) for layer in layers]
+    assert {(layer.experts, layer.experts_per_token) for layer in (*layers, *made.reference.layers)} == {(22, 3)}
+    mine, theirs = budget(made.shape, request.config), budget(made.reference, request.config)
+    assert mine.effective_parameters / theirs.effective_parameters == pytest.approx(1, abs=0.01)
 
 
 def test_unrounded_widths_match_closely() -> None:
@@ -231,16 +264,19 @@ def test_very_deep_bowties_are_quick_and_do_not_overflow() -> None:
         ({"bottleneck": 0.0}, r"^bottleneck: "),
         ({"bottleneck": -0.3}, r"^bottleneck: "),
         ({"bottleneck": float("nan")}, r"^bottleneck: "),
-        ({"bottleneck": 0.001}, r"^bottleneck: 0.001 of width 640 is 0.6, which rounds to 0 at multiple 32; raise"),
-        ({"multiple": 512}, r"^bottleneck: 0.3 of width 640 is 192.0, which rounds to 0 at multiple 512; raise"),
+        (
+            {"bottleneck": 0.001},
+            r"^layer 12: width 0.6 rounds to 0 at multiple 32; choose a milder shape or a lower",
+        ),
+        ({"multiple": 512}, r"^layer 12: width 192.0 rounds to 0 at multiple 512; choose a milder shape or a lower"),
         ({"multiple": 0}, r"^multiple: expected above 0, got 0"),
         ({"multiple": 1.5}, r"^multiple: expected a whole number.*; got 1.5$"),
         ({"turn": 1}, r"^turn: expected a layer from 2 to 15 of 16, got 1$"),
         ({"turn": 16}, r"^turn: expected a layer from 2 to 15 of 16, got 16$"),
         ({"turn": 0}, r"^turn: "),
-        ({"layers": 2}, r"^layers: a bowtie needs at least 3"),
-        ({"layers": 0}, r"^layers: expected from 1 to 10000, got 0"),
-        ({"layers": 10**9}, r"^layers: expected from 1 to 10000, got 1000000000"),
+        ({"layers": 2}, r"^layers: expected from 3 to 10000 where the width turns inside, got 2"),
+        ({"layers": 0}, r"^layers: expected from 3 to 10000 where the width turns inside, got 0"),
+        ({"layers": 10**9}, r"^layers: expected from 3 to 10000 where the width turns inside, got 1000000000"),
         ({"width": 0}, r"^width: expected above 0, got 0"),
         ({"width": 10**12}, r"^width: expected at most "),
         ({"heads": 0}, r"^heads: expected above 0, got 0"),
@@ -251,7 +287,7 @@ def test_very_deep_bowties_are_quick_and_do_not_overflow() -> None:
         ({"mlp_ratio": 0}, r"^mlp_ratio: expected above 0"),
         ({"mlp_ratio": float("inf")}, r"^mlp_ratio: expected at most"),
         ({"mlp_hidden": -1}, r"^mlp_hidden: expected at least 0, got -1"),
-        ({"match": "flops"}, r"^match: expected 'effective'; got 'flops'"),
+        ({"match": "flop"}, r"^match: expected 'effective', 'parameters', 'flops' or 'kv'; got 'flop'"),
     ],
 )
 def test_nonsense_is_refused_in_one_line(changes: dict[str, Any], line: str) -> None:

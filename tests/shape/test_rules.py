@@ -48,9 +48,11 @@ ERRORS: list[tuple[dict[str, Any], str]] = [
     ({"kv_heads": 0}, "0 key/value heads do not divide 4 heads; near choices: 1, 2, 4"),
     ({"heads": 0}, "2 key/value heads without query heads; a layer without attention has kv_heads 0"),
     ({"head_dim": 0}, "head_dim 0 with 4 heads; a head needs at least one coordinate"),
-    ({"window": 8}, "window 8: attention windows are not built in this version; leave it out"),
-    ({"experts": 4, "experts_per_token": 2}, "experts 4, experts_per_token 2: mixtures of experts are not built"),
-    ({"experts_per_token": 1}, "experts 0, experts_per_token 1: mixtures of experts are not built"),
+    ({"heads": 0, "kv_heads": 0, "window": 8}, "window 8 without heads; a layer without attention has no window"),
+    ({"experts": 4}, "experts_per_token 0 of 4 experts; choose from 1 to 4"),
+    ({"experts": 4, "experts_per_token": 5}, "experts_per_token 5 of 4 experts; choose from 1 to 4"),
+    ({"experts_per_token": 1}, "experts_per_token 1 without experts; set experts, or leave both at 0 for a dense MLP"),
+    ({"experts": 4, "experts_per_token": 2, "mlp_hidden": 0}, "experts 4 with mlp_hidden 0; an expert needs"),
 ]
 
 
@@ -65,6 +67,22 @@ def test_each_error_names_its_layer(changes: dict[str, Any], message: str, confi
     with pytest.raises(ShapeError, match=r"^layer 2: ") as caught:
         require_valid(shape, config)
     assert "\n" not in str(caught.value)
+
+
+def test_windows_end_at_the_token_itself() -> None:
+    shape = with_second(window=8)
+    require_valid(shape, LLAMA)
+    with pytest.raises(ShapeError, match=r"^layer 2: window 8: .* causal: true"):
+        require_valid(shape, dataclasses.replace(LLAMA, causal=False))
+
+
+def test_experts_that_one_kernel_cannot_multiply() -> None:
+    assert said(with_second(experts=4, experts_per_token=2)) == []
+    assert said(with_second(experts=4, experts_per_token=4, mlp_hidden=44)) == [
+        ("warning", 2, "expert size 44 is no multiple of 8: experts are multiplied one after another, "
+                       "not in one kernel")
+    ]  # fmt: skip
+    assert said(with_second(mlp_hidden=44)) == []
 
 
 def test_rotary_positions_need_even_head_dims() -> None:
@@ -133,10 +151,10 @@ def test_more_distinct_layers_than_the_compiler_takes(distinct: int, warned: boo
 
 
 def test_errors_come_first_and_the_rest_are_counted() -> None:
-    shape = Shape((dataclasses.replace(SOUND, head_dim=12), *with_second(kv_heads=3, window=4).layers), 64)
+    shape = Shape((dataclasses.replace(SOUND, head_dim=12), *with_second(kv_heads=3, experts=4).layers), 64)
     found = findings(shape, LLAMA)
     assert [finding.level for finding in found] == ["error", "error", "warning"]
-    with pytest.raises(ShapeError, match=r"^layer 3: window 4: .* \(and 1 more error\)$"):
+    with pytest.raises(ShapeError, match=r"^layer 3: experts_per_token 0 .* \(and 1 more error\)$"):
         require_no_errors(found)
     warning = Finding("warning", 1, "a")
     error = Finding("error", None, "b")

@@ -20,6 +20,7 @@ from entasis.run.checkpoint import NonFiniteError
 from entasis.run.config import RunConfig, parse_config
 from entasis.run.folder import RunFolder
 from entasis.shape.budget import budget
+from entasis.shape.match import MATCH_FIELDS
 from entasis.study import compare as module
 from entasis.study.compare import compare
 from entasis.train import loop
@@ -308,7 +309,7 @@ def test_a_killed_study_goes_on(
 ) -> None:
     """Killed again and again: within a run, in its last step, and in the first one of the next."""
     whole = _run(config.model_copy(update={"out": str(tmp_path / "whole")}))
-    original = vars(loop)["rate_share"]
+    original = vars(loop)["learning_rate"]
     for step in (3, 4, 5, 2, 8):
         calls = 0
 
@@ -320,7 +321,7 @@ def test_a_killed_study_goes_on(
             return original(*args)
 
         with monkeypatch.context() as patch:
-            patch.setattr(loop, "rate_share", share)
+            patch.setattr(loop, "learning_rate", share)
             assert in_child(lambda: _run(config)) == -signal.SIGKILL
         assert not (Path(config.out) / "results.json").exists()
     assert _comparable(_run(config)) == _comparable(whole)
@@ -341,15 +342,15 @@ def test_a_study_killed_while_it_writes_its_results_goes_on(
 def test_a_signal_stops_the_study_also_at_the_end_of_a_run(
     step: int, config: RunConfig, monkeypatch: pytest.MonkeyPatch, trained: list[str]
 ) -> None:
-    original = vars(loop)["rate_share"]
+    original = vars(loop)["learning_rate"]
 
-    def share(schedule: Any, at: int, steps: int) -> Any:
+    def share(config: RunConfig, at: int) -> Any:
         if at == step - 1:
             os.kill(os.getpid(), signal.SIGTERM)
-        return original(schedule, at, steps)
+        return original(config, at)
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "rate_share", share)
+        patch.setattr(loop, "learning_rate", share)
         with pytest.raises(Interrupted, match=f"step {step} of 4 is saved in .*uniform-seed0"):
             _run(config)
     assert trained == ["uniform-seed0"]
@@ -402,7 +403,7 @@ def test_budgets_are_matched_by_what_is_asked(by: str, settings: dict[str, Any],
     """Half the key/value heads: a smaller cache at any rate; by every measure outside a tolerance of nothing."""
     shapes = {"uniform": {}, "grouped": {"kv_heads": 2}}
     config = _study(settings, tmp_path / "s", {"compare": {"shapes": shapes, "match": {"by": by, "tolerance": 0.0}}})
-    field = module.MATCH_FIELDS[by]
+    field = MATCH_FIELDS[by]
     with pytest.raises(ConfigError, match=rf"grouped has [\d,]+ {field} and uniform [\d,]+"):
         _run(config)
 

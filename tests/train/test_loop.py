@@ -467,9 +467,9 @@ def test_a_second_process_is_refused(make_config: MakeConfig, quiet: Console) ->
 
 def _signal_at_step(monkeypatch: pytest.MonkeyPatch, step: int, number: signal.Signals, times: int = 1) -> None:
     """Each signal only when the handler of the one before it has run, since the kernel may make one of two."""
-    original = vars(loop)["rate_share"]
+    original = vars(loop)["learning_rate"]
 
-    def share(schedule: Any, at: int, steps: int) -> Any:
+    def share(config: RunConfig, at: int) -> Any:
         if at == step:
             for _ in range(times):
                 handler = signal.getsignal(number)
@@ -478,9 +478,9 @@ def _signal_at_step(monkeypatch: pytest.MonkeyPatch, step: int, number: signal.S
                 while signal.getsignal(number) is handler:
                     assert time.monotonic() < until, f"{number.name} did not arrive"
                     time.sleep(0.001)
-        return original(schedule, at, steps)
+        return original(config, at)
 
-    monkeypatch.setattr(loop, "rate_share", share)
+    monkeypatch.setattr(loop, "learning_rate", share)
 
 
 def test_a_signal_in_the_last_step_is_not_lost(

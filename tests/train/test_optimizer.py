@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, cast
 
 import pytest
 import torch
@@ -34,27 +34,26 @@ def _backward(model: Transformer, seed: int) -> None:
 
 
 def test_groups_of_a_llama_by_name() -> None:
-    matrices, vectors = Optimizer(_model("llama"), OptimizerSection(weight_decay=0.3)).groups
-    assert (matrices.weight_decay, vectors.weight_decay) == (0.3, 0)
+    blocks, tables, vectors = Optimizer(_model("llama"), OptimizerSection(weight_decay=0.3)).groups
+    assert (blocks.weight_decay, tables.weight_decay, vectors.weight_decay) == (0.3, 0.3, 0)
     assert set(vectors.parameters) == {
         "layers.0.attention.norm.weight",
         "layers.0.mlp.norm.weight",
         "layers.1.attention.norm.weight",
         "norm.weight",
     }
-    assert {"embed.weight", "head.weight"} < set(matrices.parameters)
-    assert all(name.endswith(".weight") and "norm" not in name for name in matrices.parameters)
+    assert set(tables.parameters) == {"embed.weight", "head.weight"}
+    assert all(name.startswith("layers.") and "norm" not in name for name in blocks.parameters)
 
 
 def test_groups_of_a_gpt2_by_name() -> None:
     model = _model("gpt2")
-    matrices, vectors = Optimizer(model, OptimizerSection()).groups
-    assert {"embed.weight", "positions.weight"} < set(matrices.parameters)
-    assert "head.weight" not in {*matrices.parameters, *vectors.parameters}, "tied: one table, counted once"
+    blocks, tables, vectors = Optimizer(model, OptimizerSection()).groups
+    assert set(tables.parameters) == {"embed.weight", "positions.weight"}, "tied: one table, counted once"
     assert all("norm" in name or name.endswith("bias") for name in vectors.parameters)
     assert sum("norm" in name for name in vectors.parameters) == 8
     assert any(name.endswith("bias") and "norm" not in name for name in vectors.parameters)
-    assert matrices.count + vectors.count == sum(parameter.numel() for parameter in model.parameters())
+    assert blocks.count + tables.count + vectors.count == sum(parameter.numel() for parameter in model.parameters())
 
 
 @pytest.mark.parametrize("style", ["gpt2", "llama"])
@@ -63,7 +62,7 @@ def test_every_parameter_is_in_one_group_and_only_matrices_decay(style: Literal[
     optimizer = Optimizer(model, OptimizerSection(weight_decay=0.5))
     names = [name for group in optimizer.groups for name in group.parameters]
     assert sorted(names) == sorted(dict(model.named_parameters()))
-    assert optimizer.describe().startswith("AdamW, weight decay 0.5 on 8 matrices")
+    assert optimizer.describe().startswith("AdamW, weight decay 0.5 on 6 blocks (")
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
@@ -79,7 +78,7 @@ def test_adamw_as_published() -> None:
     model = torch.nn.Module()
     model.weight = weight
     section = OptimizerSection(weight_decay=0.1, betas=[0.8, 0.9], epsilon=1e-6)
-    optimizer = Optimizer(model, section)
+    optimizer = Optimizer(cast(Transformer, model), section)
     expected = weight.detach().double()
     first, second = torch.zeros(2, 2).double(), torch.zeros(2, 2).double()
     for step, rate in enumerate((0.1, 0.02, 0.3), start=1):
@@ -157,3 +156,56 @@ def test_a_state_that_does_not_fit_is_refused_by_name(case: int) -> None:
     name, state = _bad_states(optimizer.state())[case]
     with pytest.raises(EntasisError, match=name):
         Optimizer(model, OptimizerSection()).load_state(state)
+
+
+def test_block_matrices_take_their_own_rate() -> None:
+    """The published recipe: block matrices at an eighth of the rate of tables and vectors."""
+    model = _model("llama")
+    optimizer = Optimizer(model, OptimizerSection(block_rate=0.125, weight_decay=0.0))
+    assert "rate × 0.125" in optimizer.describe()
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step(0.01)
+    for name, parameter in model.named_parameters():
+        moved = before[name] - parameter.detach()  # Adam's first step is the rate itself
+        rate = 0.01 / 8 if parameter.ndim == 2 and name.startswith("layers.") else 0.01
+        torch.testing.assert_close(moved, torch.full_like(moved, rate), rtol=1e-3, atol=1e-7)
+
+
+def test_muon_sees_each_matrix_of_a_fused_projection_by_itself() -> None:
+    """Two steps equal torch's own Muon on the projections cut apart, and AdamW on the rest."""
+    section = OptimizerSection(name="muon", weight_decay=0.1)
+    model = _model("llama")
+    optimizer = Optimizer(model, section)
+    layer = _SHAPE.layers[0]
+    sizes = [layer.heads * layer.head_dim, layer.kv_heads * layer.head_dim, layer.kv_heads * layer.value_head_dim]
+    weight = model.get_parameter("layers.0.attention.qkv.weight")
+    apart = [torch.nn.Parameter(part.detach().clone()) for part in torch.split(weight, sizes)]
+    muon = torch.optim.Muon(apart, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
+    for seed in (1, 2):
+        _backward(model, seed)
+        assert weight.grad is not None
+        for part, gradient in zip(apart, torch.split(weight.grad, sizes), strict=True):
+            part.grad = gradient.clone()
+        for group in muon.param_groups:
+            group["lr"] = 0.02
+        muon.step()  # type: ignore[no-untyped-call]
+        optimizer.step(0.02)
+        assert torch.equal(torch.cat([part.detach() for part in apart]), weight.detach())
+
+
+def test_muon_goes_on_from_its_state() -> None:
+    section = OptimizerSection(name="muon")
+    whole, halves = _model("gpt2"), _model("gpt2")
+    one, two = Optimizer(whole, section), Optimizer(halves, section)
+    for seed in range(4):
+        if seed == 2:
+            state = {name: value.clone() for name, value in two.state().items()}
+            two = Optimizer(halves, section)
+            two.load_state(state)
+        for model, optimizer in ((whole, one), (halves, two)):
+            _backward(model, seed)
+            optimizer.step(0.01)
+    for name, parameter in whole.named_parameters():
+        assert torch.equal(parameter, halves.get_parameter(name)), name

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from entasis.run.config import ScheduleSection
-from entasis.train.schedule import rate_share
+from entasis.run.config import ScheduleSection, parse_config
+from entasis.train.schedule import learning_rate, rate_share
 
 Name = Literal["cosine", "constant", "wsd"]
 
@@ -87,3 +87,34 @@ def test_a_step_of_a_longer_run_has_its_own_share() -> None:
     schedule = ScheduleSection(name="cosine", warmup_steps=2)
     assert rate_share(schedule, 5, 6) < rate_share(schedule, 5, 60)
     assert rate_share(schedule, 1, 6) == rate_share(schedule, 1, 60) == 1
+
+
+@pytest.mark.parametrize(
+    ("steps", "sequences", "warmup", "peak", "final"),
+    [
+        (19_080, 128, 1_526, 4.68e-3, 1.12e-3),
+        (23_844, 256, 1_908, 5.57e-3, 1.33e-3),
+        (23_842, 512, 1_907, 7.53e-3, 1.80e-3),
+        (25_000, 1_024, 2_000, 9.90e-3, 2.37e-3),
+    ],
+)
+def test_the_power_schedule_has_the_published_rates(
+    steps: int, sequences: int, warmup: int, peak: float, final: float
+) -> None:
+    """><former at 200M, 500M, 1B and 2B."""
+    config = parse_config(
+        {
+            "data": {"path": "x"},
+            "model": {"context": 4096},
+            "shape": {"family": "uniform", "layers": 1, "width": 16, "heads": 1},
+            "train": {"steps": steps, "batch_tokens": sequences * 4096, "micro_batch": 1},
+            "optimizer": {"learning_rate": 0.01},
+            "schedule": {"name": "power", "warmup_steps": warmup},
+            "out": "x",
+        }
+    )
+    rates = [learning_rate(config, step) for step in range(steps)]
+    assert rates[0] == 0
+    assert max(rates) == rates[warmup] == pytest.approx(peak, rel=2e-3)
+    assert rates[-1] == pytest.approx(final, rel=4e-3)
+    assert rates[warmup // 2] == pytest.approx(rates[warmup] / 2, rel=1e-3)

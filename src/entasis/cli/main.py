@@ -25,7 +25,9 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-for command in (shape, prepare, train, compare, generate):
+# Settings of any family, also of one that a person registers, are options of `shape`.
+app.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})(shape)
+for command in (prepare, train, compare, generate):
     app.command()(command)
 
 

@@ -1,27 +1,57 @@
-"""`entasis train`: one model; started again, it goes on where it stopped."""
+"""`entasis train`: one model; started again, it goes on where it stopped. With --plan: what it would cost."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+if TYPE_CHECKING:
+    from entasis.run.config import RunConfig
+
 
 def train(
-    config: Annotated[Path, typer.Argument(help="A configuration file (YAML).", show_default=False)],
+    config: Annotated[str, typer.Argument(help="A configuration file (YAML), or a preset.", show_default=False)],
     setting: Annotated[
         list[str] | None, typer.Option("-s", "--set", help="Set a key, as train.steps=100. Repeatable.")
     ] = None,
+    plan: Annotated[bool, typer.Option("--plan", help="Print what it would cost, and train nothing.")] = False,
+    on: Annotated[str, typer.Option(help="With --plan: the device.")] = "H100",
+    mfu: Annotated[float, typer.Option(help="With --plan: share of the device's peak that is reached.")] = 0.4,
 ) -> None:
     """Train one model; started again, it goes on where it stopped."""
-    from rich.console import Console
-
     from entasis.run.config import load_config
 
     run_config = load_config(config, setting or [])
+    if plan:
+        typer.echo(_plan_text(run_config, on, mfu))
+        return
+    from rich.console import Console
+
     from entasis.train.loop import train as train_run
 
     console = Console()
     train_run(run_config, console)
     console.print(f"done: {run_config.out}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _plan_text(config: RunConfig, on: str, mfu: float) -> str:
+    from entasis.bench.plan import plan
+
+    made = plan(config, on, mfu)
+    lines = []
+    for run in made.runs:
+        lines += [
+            f"{run.name}",
+            f"  parameters            {run.budget.parameters:,} stored, {run.budget.effective_parameters:,} effective",
+            f"  steps                 {run.steps:,} of {config.train.batch_tokens:,} tokens",
+            f"  tokens                {run.tokens:,} ({run.tokens_per_parameter:.1f} per non-embedding parameter)",
+            f"  FLOPs                 {run.flops:.3e} ({run.budget.flops_per_token:,} per token, forward)",
+            f"  memory                {run.state_bytes / 2**30:.2f} GiB weights, gradients, optimizer + about "
+            f"{run.activation_bytes / 2**30:.2f} GiB activations ({config.train.micro_batch} sequences)",
+            f"  hours                 {run.hours:.2f}",
+        ]
+    if made.repeats > 1:
+        lines.append(f"{len(made.runs)} shapes x {made.repeats} runs each: {made.hours:.2f} hours in all")
+    lines.append(f"hours on one device at {made.utilisation:.0%} of {made.device}")
+    return "\n".join(lines)

@@ -38,8 +38,10 @@ def generate_text(
         seed: of the draws.
 
     Raises:
-        ConfigError: a setting is out of range; names it.
+        ConfigError: a setting is out of range, or the model is an encoder; names it.
     """
+    if not model.config.causal:
+        raise ConfigError("causal: false: an encoder has not learned to continue a text; train a causal model for that")
     if not is_text(prompt):
         raise ConfigError("prompt: not text that can be written as UTF-8")
     if tokens < 0:

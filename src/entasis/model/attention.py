@@ -1,4 +1,4 @@
-"""Causal self-attention of one layer, with that layer's own heads, head dims and key/value heads."""
+"""Self-attention of one layer, with that layer's own heads, head dims and key/value heads."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch.nn import functional
 from entasis.model.norm import Norm
 from entasis.model.projection import Projection
 from entasis.model.rotary import Rotation, rotate
+from entasis.model.window import Mask, WindowMask
 from entasis.shape.model_config import ModelConfig
 from entasis.shape.records import LayerShape
 
@@ -28,6 +29,8 @@ class Attention(nn.Module):
     def __init__(self, layer: LayerShape, qkv_input: int, config: ModelConfig) -> None:
         super().__init__()
         self.layer = layer
+        self.causal = config.causal
+        self.scale = layer.head_dim**-0.5 if config.attention_scale == "sqrt" else 1 / layer.head_dim
         self.norm = Norm(layer.width, config)
         self.qkv = Projection(qkv_input, layer.qkv_width, bias=config.bias)
         self.out = Projection(layer.heads * layer.value_head_dim, layer.width, bias=config.bias)
@@ -36,14 +39,15 @@ class Attention(nn.Module):
         self,
         x: Float[Tensor, "batch time width"],
         rotation: Rotation | None = None,
-        mask: Bool[Tensor, "batch 1 time time"] | None = None,
+        mask: Mask = None,
     ) -> Float[Tensor, "batch time width"]:
         """The update to `x`.
 
         Args:
             x: the layer's prefix of the stream.
             rotation: how rotary positions turn this layer's queries and keys; None: not at all.
-            mask: True where a query may attend to a key; None: to everything up to itself.
+            mask: True where a query may attend to a key, or that of this layer's window; None: everything, up to itself
+                if causal.
         """
         layer = self.layer
         normed = self.norm(x)
@@ -59,7 +63,11 @@ class Attention(nn.Module):
             # Queries and keys are turned in one go; the rotation is exact to its own dtype and rounded only here.
             turned = rotate(turned, rotation).to(values.dtype)
         queries, keys = turned.transpose(1, 2).split([layer.heads, layer.kv_heads], dim=1)
-        update: Tensor = self.out(self._attend(queries, keys, values, mask).transpose(1, 2).flatten(-2))
+        if isinstance(mask, WindowMask):
+            attended = mask.attend(self._attend, queries, keys, values)
+        else:
+            attended = self._attend(queries, keys, values, mask)
+        update: Tensor = self.out(attended.transpose(1, 2).flatten(-2))
         return update
 
     def _attend(
@@ -79,8 +87,8 @@ class Attention(nn.Module):
             keys,
             values,
             attn_mask=mask,
-            is_causal=mask is None,
-            scale=self.layer.head_dim**-0.5,
+            is_causal=self.causal and mask is None,
+            scale=self.scale,
             enable_gqa=grouped,
         )
 

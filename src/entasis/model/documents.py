@@ -24,11 +24,11 @@ def document_positions(documents: Int[Tensor, "batch time"]) -> Int[Tensor, "bat
     return index - beginning
 
 
-def document_mask(documents: Int[Tensor, "batch time"]) -> Bool[Tensor, "batch 1 time time"]:
-    """True where a token (third dimension) may attend to another (fourth): the same document, not later.
+def document_mask(documents: Int[Tensor, "batch time"], *, causal: bool = True) -> Bool[Tensor, "batch 1 time time"]:
+    """True where a token (third dimension) may attend to another (fourth): the same document and, if causal, not later.
 
     Every token may attend to itself, so that no row of the softmax is empty.
     """
     number = document_starts(documents).cumsum(dim=1)
     same = number[:, :, None] == number[:, None, :]
-    return torch.tril(same).unsqueeze(1)
+    return (torch.tril(same) if causal else same).unsqueeze(1)

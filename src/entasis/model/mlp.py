@@ -28,11 +28,13 @@ class MLP(nn.Module):
 
     def forward(self, x: Float[Tensor, "batch time width"]) -> Float[Tensor, "batch time width"]:
         """The update to `x`, the layer's prefix of the stream."""
-        hidden = self.input(self.norm(x))
-        if self.gated:
-            gate, up = hidden.chunk(2, dim=-1)
-            active = functional.silu(gate) * up
-        else:
-            active = functional.gelu(hidden, approximate="tanh")
-        update: Tensor = self.output(active)
+        update: Tensor = self.output(activate(self.input(self.norm(x)), gated=self.gated))
         return update
+
+
+def activate(hidden: Float[Tensor, "*batch units"], *, gated: bool) -> Float[Tensor, "*batch hidden"]:
+    """Hidden units from the input projection: silu(first half) * second half when gated, else gelu."""
+    if not gated:
+        return functional.gelu(hidden, approximate="tanh")
+    gate, up = hidden.chunk(2, dim=-1)
+    return functional.silu(gate) * up

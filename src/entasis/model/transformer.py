@@ -6,23 +6,26 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import cast
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
 from entasis.errors import EntasisError
 from entasis.model.attention import Attention
-from entasis.model.documents import document_mask, document_positions
+from entasis.model.documents import document_positions
 from entasis.model.init import initialize
 from entasis.model.mlp import MLP
+from entasis.model.moe import MoE, Routing
 from entasis.model.norm import Norm
 from entasis.model.projection import Embedding, Projection
+from entasis.model.resize import Stream, resizes
 from entasis.model.rotary import Rotation, rotation
 from entasis.model.stream import ResidualStream
+from entasis.model.window import Mask, attention_masks
 from entasis.shape.model_config import ModelConfig
 from entasis.shape.records import LayerShape, Shape
 from entasis.shape.rules import require_valid
-from entasis.shape.stream import qkv_input_widths
+from entasis.shape.stream import as_built, qkv_input_widths
 
 
 class Block(nn.Module):
@@ -30,25 +33,31 @@ class Block(nn.Module):
 
     def __init__(self, layer: LayerShape, qkv_input: int, config: ModelConfig) -> None:
         super().__init__()
+        self.residual_multiplier = config.residual_multiplier
         self.attention = Attention(layer, qkv_input, config) if layer.has_attention else None
-        self.mlp = MLP(layer, config) if layer.has_mlp else None
+        self.mlp = (MoE(layer, config) if layer.experts else MLP(layer, config)) if layer.has_mlp else None
 
     def forward(
         self,
         x: Float[Tensor, "batch time width"],
         rotation: Rotation | None,
-        mask: Bool[Tensor, "batch 1 time time"] | None,
-    ) -> Float[Tensor, "batch time width"]:
-        """The prefix after this layer."""
+        mask: Mask,
+    ) -> tuple[Float[Tensor, "batch time width"], Routing | None]:
+        """The prefix after this layer, and what its router decided, if it has one."""
+        routing = None
         if self.attention is not None:
-            x = x + self.attention(x, rotation, mask)
+            # One operation; at a multiplier of 1 it is the plain sum.
+            x = torch.add(x, self.attention(x, rotation, mask), alpha=self.residual_multiplier)
         if self.mlp is not None:
-            x = x + self.mlp(x)
-        return x
+            update = self.mlp(x)
+            if isinstance(self.mlp, MoE):
+                update, routing = update
+            x = torch.add(x, update, alpha=self.residual_multiplier)
+        return x, routing
 
 
 class Transformer(nn.Module):
-    """A decoder-only language model built from a shape, layer by layer.
+    """A language model (or, not causal, an encoder) built from a shape, layer by layer.
 
     Args:
         shape: the layers and the widths at which tokens enter and leave.
@@ -64,19 +73,22 @@ class Transformer(nn.Module):
         require_valid(shape, config)
         self.shape = shape
         self.config = config
+        built = as_built(shape, config)
+        self.built_layers = built.layers
         self.embed = Embedding(config.vocab_size, shape.embed_width)
         self.positions = Embedding(config.context, shape.embed_width) if config.positions == "learned" else None
         self.layers = nn.ModuleList(
             Block(layer, qkv_input, config)
-            for layer, qkv_input in zip(shape.layers, qkv_input_widths(shape, config), strict=True)
+            for layer, qkv_input in zip(self.built_layers, qkv_input_widths(shape, config), strict=True)
         )
-        self.norm = Norm(shape.layers[-1].width, config)
+        self.norm = Norm(self.built_layers[-1].width, config)
         self.head = None if config.tied else Projection(shape.head_width, config.vocab_size, bias=False)
+        self.resizes = resizes(built, config)
         initialize(self, seed)
 
     def blocks(self) -> Iterator[tuple[LayerShape, Block]]:
-        """The layers in order: what each is, and the module built from it."""
-        return zip(self.shape.layers, cast(Iterable[Block], self.layers), strict=True)
+        """The layers in order: what each is (its width that of the stream), and the module built from it."""
+        return zip(self.built_layers, cast(Iterable[Block], self.layers), strict=True)
 
     @property
     def parameter_count(self) -> int:
@@ -95,14 +107,18 @@ class Transformer(nn.Module):
         return functional.linear(self.hidden(tokens, documents), self.head_weight)
 
     def hidden(
-        self, tokens: Int[Tensor, "batch time"], documents: Int[Tensor, "batch time"] | None = None
+        self,
+        tokens: Int[Tensor, "batch time"],
+        documents: Int[Tensor, "batch time"] | None = None,
+        routings: list[Routing] | None = None,
     ) -> Float[Tensor, "batch time unembed"]:
-        """The head's input at every position.
+        """The head's input at every position: times `head_weight` it is the logits.
 
         Args:
             tokens: ids, (batch, time).
             documents: the number of the document that each token belongs to. Attention stays inside a document and
                 positions restart at its beginning. None: a window is one text.
+            routings: a list that takes what the routers decided, layer by layer (`entasis.model.moe`).
 
         Raises:
             EntasisError: the sequence is longer than the learned positions.
@@ -114,21 +130,29 @@ class Transformer(nn.Module):
                 "shorten it, or train with a longer context or rotary positions"
             )
         if documents is None:
-            mask, positions = None, torch.arange(time, device=tokens.device).unsqueeze(0)
+            positions = torch.arange(time, device=tokens.device).unsqueeze(0)
         else:
-            mask, positions = document_mask(documents), document_positions(documents)
+            positions = document_positions(documents)
+        windows = (layer.window for layer in self.built_layers if layer.has_attention)
+        masks = attention_masks(windows, time, documents, causal=self.config.causal, device=tokens.device)
 
         state = self.embed(tokens)
         if self.positions is not None:
             state = state + self.positions(positions)
+        if self.config.embedding_multiplier != 1.0:
+            state = state * self.config.embedding_multiplier
         rotations = self._rotations(positions)
-        stream = ResidualStream(state)
+        stream: Stream = ResidualStream(state) if self.resizes is None else self.resizes.stream(state)
         for layer, block in self.blocks():
             stream = stream.resized(layer.width)
-            stream = stream.updated(block(stream.prefix, rotations.get(layer.head_dim), mask))
+            prefix, routing = block(stream.prefix, rotations.get(layer.head_dim), masks.get(layer.window))
+            stream = stream.updated(prefix)
+            if routings is not None and routing is not None:
+                routings.append(routing)
         # The final norm spans the last layer's width: what the head does not read still counts in its mean square, and
         # what the head reads beyond it comes from the stream as it is.
-        return stream.updated(self.norm(stream.prefix)).resized(self.shape.head_width).prefix
+        hidden = stream.updated(self.norm(stream.prefix)).resized(self.shape.head_width).prefix
+        return hidden if self.config.logit_divisor == 1.0 else hidden / self.config.logit_divisor
 
     def _rotations(self, positions: Int[Tensor, "#batch time"]) -> Mapping[int, Rotation]:
         """The rotation of each head dim among the layers; empty without rotary positions."""

@@ -21,7 +21,8 @@ from entasis.report.ink import Pen, theme_variables
 from entasis.report.schema import COMPARISON_FORMAT, Comparison, ShapeResult
 from entasis.report.series import Series
 from entasis.report.silhouette import VIEW_WIDTH, Silhouette, silhouettes
-from entasis.report.wording import BUDGET_FIELDS, MATCH_FIELDS, facts, scope, verdict, within
+from entasis.report.wording import BUDGET_FIELDS, facts, scope, verdict, within
+from entasis.shape.match import MATCH_FIELDS
 from entasis.shape.records import Shape
 
 _LONGEST_SAMPLE = 4000

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from entasis.report.numbers import count, percent, ratio, significant
 from entasis.report.schema import Comparison, Difference, ShapeResult
+from entasis.shape.match import MATCH_FIELDS
 
 BUDGET_FIELDS = {
     "parameters": ("stored parameters", "everything included"),
@@ -17,12 +18,6 @@ BUDGET_FIELDS = {
     "decode_bytes_per_token": ("bytes read per decoded token", "weights and cache at full context, batch 1"),
 }
 """Name in running text, and what it counts."""
-MATCH_FIELDS = {
-    "effective": "effective_parameters",
-    "parameters": "parameters",
-    "flops": "flops_per_token",
-    "kv": "kv_cache_bytes_per_token",
-}
 _LEADS = ("lower loss", "higher loss", "no difference shown", "identical", "one seed")
 
 

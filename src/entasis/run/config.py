@@ -13,9 +13,20 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from entasis.errors import ConfigError, EntasisError
-from entasis.settings import is_text, nearest, one_line, parse_yaml, read_yaml, to_yaml
-from entasis.shape.families import Design, design, family_settings
-from entasis.shape.model_config import Activation, ModelConfig, Norm, Positions, Style
+from entasis.run.presets import read_inherited
+from entasis.settings import is_text, nearest, one_line, parse_yaml, to_yaml
+from entasis.shape.model_config import (
+    Activation,
+    AttentionScale,
+    Initialisation,
+    ModelConfig,
+    Norm,
+    Positions,
+    Resize,
+    Style,
+)
+from entasis.shape.plugins import load_plugin
+from entasis.shape.registry import Design, design, family_settings
 from entasis.shape.rules import require_no_errors
 
 _Count = Annotated[int, Field(ge=1, le=2**40)]
@@ -36,6 +47,8 @@ class DataSection(_Section):
 
     path: _Path
     """A folder made by `entasis prepare`."""
+    vocab_size: _Count | None = None
+    """What the data's vocabulary must be; lets a plan be made before there is data. None: whatever the data has."""
     document_mask: bool = False
     """Whether attention and positions stay inside a document; otherwise windows cross documents."""
 
@@ -52,6 +65,13 @@ class ModelSection(_Section):
     tied: bool | None = None
     norm_epsilon: _Rate = 1e-5
     rotary_theta: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 10_000.0
+    resize: Resize = "carry"
+    attention_scale: AttentionScale = "sqrt"
+    embedding_multiplier: _Rate = 1.0
+    residual_multiplier: _Rate = 1.0
+    logit_divisor: _Rate = 1.0
+    initialisation: Initialisation = "scaled"
+    causal: bool = True
 
 
 class TrainSection(_Section):
@@ -70,6 +90,8 @@ class TrainSection(_Section):
     """CPU threads; part of what bit equality is promised for."""
     seed: _Seed = 0
     """Of initialisation and data order."""
+    router_loss: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.01
+    """Weight of the routers' auxiliary loss in what is trained; of no effect without experts."""
     evaluate_every: _Count = 50
     evaluate_tokens: _Count = 65_536
     checkpoint_every: _Count = 50
@@ -77,10 +99,12 @@ class TrainSection(_Section):
 
 
 class OptimizerSection(_Section):
-    """AdamW."""
+    """AdamW for all, or Muon for the blocks' matrices and AdamW for the rest."""
 
-    name: Literal["adamw"] = "adamw"
+    name: Literal["adamw", "muon"] = "adamw"
     learning_rate: _Rate = 3e-3
+    block_rate: _Rate = 1.0
+    """Rate of the blocks' matrices / `learning_rate`. The published ><former recipe (muP) has 1/8."""
     weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.1
     betas: Annotated[list[Annotated[float, Field(ge=0, lt=1)]], Field(min_length=2, max_length=2)] = [0.9, 0.95]
     epsilon: Annotated[float, Field(ge=1e-16, allow_inf_nan=False)] = 1e-8
@@ -91,12 +115,16 @@ class OptimizerSection(_Section):
 class ScheduleSection(_Section):
     """The learning rate over time, as a share of `optimizer.learning_rate`."""
 
-    name: Literal["cosine", "constant", "wsd"] = "cosine"
+    name: Literal["cosine", "constant", "wsd", "power"] = "cosine"
     warmup_steps: Annotated[int, Field(ge=0, le=2**40)] = 20
     decay_steps: Annotated[int, Field(ge=0, le=2**40)] | None = None
     """wsd only: steps of the final decay; null: a fifth of the run."""
     final_ratio: _Share = 0.1
     """Share of the rate at the end of cosine and wsd."""
+    power_scale: _Rate = 4.0
+    """power only: a / sequences of a step in the rate min(learning_rate, a tokens^exponent)."""
+    power_exponent: Annotated[float, Field(lt=0, allow_inf_nan=False)] = -0.566
+    """power only."""
 
     @model_validator(mode="after")
     def _decay_is_of_wsd(self) -> ScheduleSection:
@@ -153,6 +181,8 @@ class RunConfig(_Section):
 
     data: DataSection
     model: ModelSection = ModelSection()
+    plugins: list[str] = []
+    """Python files with families and profiles of one's own; each is run."""
     shape: dict[str, Any]
     """`family` and its settings."""
     train: TrainSection
@@ -207,6 +237,11 @@ class RunConfig(_Section):
 
     @model_validator(mode="after")
     def _sizes_agree(self) -> RunConfig:
+        if not self.model.causal:
+            raise ValueError(
+                "model.causal: an encoder would see the tokens that it is to predict; training has the next-token "
+                "objective only, so set it to true (encoders can be built and counted from Python)"
+            )
         train, context = self.train, self.model.context
         if train.batch_tokens % context:
             raise ValueError(
@@ -221,13 +256,13 @@ class RunConfig(_Section):
         return self
 
 
-def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
-    """A configuration file with `section.key=value` settings over it, validated completely.
+def load_config(source: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """A configuration file, or a preset by name, with `section.key=value` settings over it, validated completely.
 
     Raises:
         ConfigError: one line that names the field.
     """
-    data = read_yaml(path)
+    data = read_inherited(source)
     for override in overrides:
         _set(data, override)
     return parse_config(data)
@@ -243,6 +278,8 @@ def parse_config(data: Mapping[str, Any]) -> RunConfig:
         config = RunConfig.model_validate(dict(data))
     except ValidationError as error:
         raise ConfigError(_unknown_name(error) or one_line(error)) from None
+    for plugin in config.plugins:
+        load_plugin(plugin)
     # No rule about shapes depends on the vocabulary, so that this needs no data.
     config.design(vocab_size=256)
     for name in config.compare.shapes if config.compare else ():

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from entasis.shape.model_config import ModelConfig
 from entasis.shape.records import LayerShape, Shape
-from entasis.shape.stream import qkv_input_widths
+from entasis.shape.stream import as_built, qkv_input_widths, resize_parameters, resize_products, resize_steps
 
 _BF16_BYTES = 2
 
@@ -20,13 +20,14 @@ class Budget:
     """Stored, everything included: exactly the sum of `numel`."""
     effective_parameters: int
     """The papers' count: all block matrices at full width, embedding and head (once if tied); no norms, biases or
-    positions; minus the two wastes of a shape that is wider at its ends than its embedding and head (`end_wastes`)."""
+    positions, resizes; minus the two wastes of a shape that is wider at its ends than its embedding and head
+    (`end_wastes`)."""
     embedding_parameters: int
     """Embedding, head (once if tied), learned positions."""
     flops_per_token: int
     """Forward, as executed: matrices, and attention over the full context (causality not halved)."""
     effective_flops_per_token: int
-    """Forward, all block matrices at full width, minus twice the two wastes."""
+    """Forward, all block matrices at full width, no resizes, minus twice the two wastes."""
     kv_cache_bytes_per_token: int
     """Summed over layers: kv_heads (head_dim + value_dim) 2."""
     decode_bytes_per_token: int
@@ -47,6 +48,7 @@ class Budget:
 def budget(shape: Shape, config: ModelConfig, context: int | None = None) -> Budget:
     """The costs of `shape` with the blocks of `config`, at `context` tokens (default: the configured context)."""
     context = config.context if context is None else context
+    shape = as_built(shape, config)
     counts = [
         _count_layer(layer, width, config, context)
         for layer, width in zip(shape.layers, qkv_input_widths(shape, config), strict=True)
@@ -57,14 +59,16 @@ def budget(shape: Shape, config: ModelConfig, context: int | None = None) -> Bud
     wastes = end_wastes(shape)
     block_flops = [2 * count.active_matrices + count.attention_flops for count in counts]
     trimmed = sum(2 * (count.full_qkv - count.stored_qkv) for count in counts)
+    resized = sum(2 * resize_products(step, config) for step in resize_steps(shape))
     return Budget(
         parameters=sum(count.stored for count in counts)
         + _norm_parameters(shape.layers[-1].width, config)
+        + _resize_parameters(shape, config)
         + vocabulary_parameters
         + tables.positions,
         effective_parameters=sum(count.matrices for count in counts) + vocabulary_parameters - wastes.parameters,
         embedding_parameters=vocabulary_parameters + tables.positions,
-        flops_per_token=sum(block_flops) - trimmed + 2 * tables.head,
+        flops_per_token=sum(block_flops) - trimmed + resized + 2 * tables.head,
         effective_flops_per_token=sum(block_flops) + 2 * tables.head - 2 * wastes.active_parameters,
         kv_cache_bytes_per_token=sum(_kv_bytes(layer) for layer in shape.layers),
         decode_bytes_per_token=round(decode_bytes_per_token(shape, config, context)),
@@ -95,7 +99,7 @@ class EndWastes:
 
 
 def end_wastes(shape: Shape) -> EndWastes:
-    """The two terms by which effective counts are smaller than full ones."""
+    """The two terms by which effective counts are smaller than full ones, of a shape as built."""
     first, last = shape.layers[0], shape.layers[-1]
     cut = max(0, last.width - shape.head_width) * last.mlp_hidden
     return EndWastes(
@@ -111,8 +115,9 @@ def decode_bytes_per_token(shape: Shape, config: ModelConfig, context: int, batc
     The batch shares one pass over the weights. Of a table that is only looked up, each sequence reads one row. Of a
     mixture of experts, the pass reads the experts that the batch is expected to hit under even routing.
     """
+    shape = as_built(shape, config)
     tables = _tables(shape, config)
-    weights = float(tables.head + _norm_parameters(shape.layers[-1].width, config))
+    weights = float(tables.head + _norm_parameters(shape.layers[-1].width, config) + _resize_parameters(shape, config))
     cache = 0
     for layer, width in zip(shape.layers, qkv_input_widths(shape, config), strict=True):
         count = _count_layer(layer, width, config, context)
@@ -184,6 +189,10 @@ def _tables(shape: Shape, config: ModelConfig) -> _Tables:
 
 def _norm_parameters(width: int, config: ModelConfig) -> int:
     return width * (2 if config.norm_has_bias else 1)
+
+
+def _resize_parameters(shape: Shape, config: ModelConfig) -> int:
+    return sum(resize_parameters(step, config) for step in resize_steps(shape))
 
 
 def _kv_bytes(layer: LayerShape) -> int:

@@ -15,6 +15,9 @@ Style = Literal["gpt2", "llama"]
 Norm = Literal["layernorm", "rmsnorm"]
 Positions = Literal["learned", "rotary"]
 Activation = Literal["gelu", "swiglu"]
+Resize = Literal["carry", "zero", "projection", "projection-missing", "gated", "interpolation", "constant"]
+AttentionScale = Literal["sqrt", "linear"]
+Initialisation = Literal["scaled", "mup"]
 
 _STYLES: dict[str, dict[str, Any]] = {
     "gpt2": {"norm": "layernorm", "positions": "learned", "activation": "gelu", "bias": True, "tied": True},
@@ -27,6 +30,10 @@ _CHOICES: dict[str, tuple[object, ...]] = {
     "activation": get_args(Activation),
     "bias": (True, False),
     "tied": (True, False),
+    "resize": get_args(Resize),
+    "attention_scale": get_args(AttentionScale),
+    "initialisation": get_args(Initialisation),
+    "causal": (True, False),
 }
 # None is never seen after construction: __post_init__ fills in what the style says.
 _AS_STYLE = cast(Any, None)
@@ -56,11 +63,23 @@ class ModelConfig:
     """Whether embedding and head are one table."""
     norm_epsilon: float = 1e-5
     rotary_theta: float = 10_000.0
+    resize: Resize = "carry"
+    """What happens to coordinates between layers of different width. All but `carry` exist as ablations only."""
+    attention_scale: AttentionScale = "sqrt"
+    """Attention logits are divided by the square root of the head dim, or (muP) by the head dim itself."""
+    embedding_multiplier: float = 1.0
+    residual_multiplier: float = 1.0
+    """Of what each sub-layer adds to the stream."""
+    logit_divisor: float = 1.0
+    initialisation: Initialisation = "scaled"
+    """`scaled`: this project's (docs/model.md); `mup`: the published ><former recipe's."""
+    causal: bool = True
+    """False: an encoder, every token attends to the whole window (or document)."""
 
     def __post_init__(self) -> None:
         for name, allowed in _CHOICES.items():
             value = getattr(self, name)
-            if value is None and name != "style":
+            if value is None and self.style in _STYLES and name in _STYLES[self.style]:
                 object.__setattr__(self, name, _STYLES[self.style][name])
             elif not any(value is choice or (isinstance(value, str) and value == choice) for choice in allowed):
                 raise ConfigError(f"{name}: expected one of {', '.join(map(str, allowed))}; got {value!r}")
@@ -68,7 +87,9 @@ class ModelConfig:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= LARGEST_SIZE:
                 raise ConfigError(f"{name}: expected a whole number from 1 to {LARGEST_SIZE}, got {shorten(value)}")
-        for name in ("norm_epsilon", "rotary_theta"):
+        for name in (
+            "norm_epsilon", "rotary_theta", "embedding_multiplier", "residual_multiplier", "logit_divisor"
+        ):  # fmt: skip
             value = getattr(self, name)
             if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
                 raise ConfigError(f"{name}: expected a number above 0, got {value!r}")

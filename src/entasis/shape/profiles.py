@@ -10,6 +10,9 @@ from entasis.errors import ShapeError
 Profile = Callable[..., list[float]]
 """Takes the number of layers and the profile's own settings, returns one number per layer."""
 
+_STEEPNESS = 10.0
+"""Of the sigmoid, over the whole depth."""
+
 PROFILES: dict[str, Profile] = {}
 
 
@@ -66,6 +69,18 @@ def linear(layers: int, first: float, last: float) -> list[float]:
 def cosine(layers: int, first: float, last: float) -> list[float]:
     """Half a cosine wave from `first` to `last`: flat at both ends."""
     return [last + (first - last) * (1 + math.cos(math.pi * _depth(n, layers))) / 2 for n in range(layers)]
+
+
+@profile("sigmoid")
+def sigmoid(layers: int, first: float, last: float) -> list[float]:
+    """A logistic step from `first` to `last`, steepest in the middle and exact at both ends."""
+    low, high = _logistic(-_STEEPNESS / 2), _logistic(_STEEPNESS / 2)
+    shares = [(_logistic(_STEEPNESS * (_depth(n, layers) - 0.5)) - low) / (high - low) for n in range(layers)]
+    return [first + (last - first) * share for share in shares]
+
+
+def _logistic(x: float) -> float:
+    return 1 / (1 + math.exp(-x))
 
 
 def _depth(index: int, layers: int) -> float:

@@ -105,17 +105,27 @@ def _shape_rules(shape: Shape, config: ModelConfig) -> Iterator[Finding]:
     if config.tied and shape.embed_width != shape.head_width:
         yield Finding("error", None, f"embed_width {shape.embed_width} and unembed_width {shape.head_width} differ, "
                       "but tied embeddings share one table; make them equal or set tied: false")  # fmt: skip
+    if config.resize == "constant" and shape.embed_width != shape.head_width:
+        yield Finding("error", None, f"embed_width {shape.embed_width} and unembed_width {shape.head_width} differ, "
+                      "but a constant stream has one width; make them equal or set resize: carry")  # fmt: skip
     if shape.distinct_layers > RECOMPILE_LIMIT:
         yield Finding("warning", None, f"{shape.distinct_layers} distinct layer shapes; the compiler's recompile limit "
                       f"is {RECOMPILE_LIMIT}, so compile the model as a whole, not block by block")  # fmt: skip
 
 
 def _layer_errors(layer: LayerShape, config: ModelConfig) -> Iterator[str]:
-    if layer.window is not None:
-        yield f"window {layer.window}: attention windows are not built in this version; leave it out"
-    if layer.experts or layer.experts_per_token:
-        yield (f"experts {layer.experts}, experts_per_token {layer.experts_per_token}: mixtures of experts are not "
-               "built in this version; leave them at 0")  # fmt: skip
+    if layer.window is not None and not config.causal:
+        yield f"window {layer.window}: windows end at the token itself, so they need causal: true; leave one out"
+    if layer.window is not None and not layer.has_attention:
+        yield f"window {layer.window} without heads; a layer without attention has no window"
+    if layer.experts and not layer.has_mlp:
+        yield f"experts {layer.experts} with mlp_hidden 0; an expert needs at least one hidden unit"
+    if layer.experts and not 1 <= layer.experts_per_token <= layer.experts:
+        yield (f"experts_per_token {layer.experts_per_token} of {layer.experts} experts; choose from 1 to "
+               f"{layer.experts}")  # fmt: skip
+    if layer.experts_per_token and not layer.experts:
+        yield (f"experts_per_token {layer.experts_per_token} without experts; set experts, or leave both at 0 for a "
+               "dense MLP")  # fmt: skip
     if not layer.has_attention:
         if layer.kv_heads:
             yield f"{layer.kv_heads} key/value heads without query heads; a layer without attention has kv_heads 0"
@@ -131,6 +141,10 @@ def _layer_errors(layer: LayerShape, config: ModelConfig) -> Iterator[str]:
 
 
 def _kernel_warnings(layer: LayerShape) -> Iterator[str]:
+    for name, size in (("width", layer.width), ("expert size", layer.mlp_hidden)) if layer.experts else ():
+        if size % KERNEL_DIM_MULTIPLE:
+            yield (f"{name} {size} is no multiple of {KERNEL_DIM_MULTIPLE}: experts are multiplied one after another, "
+                   "not in one kernel")  # fmt: skip
     if not layer.has_attention:
         return
     dims = {"head dim": layer.head_dim}

@@ -21,16 +21,11 @@ from entasis.run.config import CompareSection, RunConfig
 from entasis.run.files import write_json
 from entasis.run.folder import RunFolder
 from entasis.shape.budget import Budget, budget
-from entasis.shape.families import Design
+from entasis.shape.match import MATCH_FIELDS
+from entasis.shape.registry import Design
 from entasis.study.results import ShapeRuns, comparison_results
 from entasis.train.loop import train
 
-MATCH_FIELDS = {
-    "effective": "effective_parameters",
-    "parameters": "parameters",
-    "flops": "flops_per_token",
-    "kv": "kv_cache_bytes_per_token",
-}
 _PROTOCOL = ("steps", "evaluate_every", "evaluate_tokens")
 """Settings of `train` that may change when one run goes on, but not between the runs of a study."""
 

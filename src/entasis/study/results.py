@@ -30,7 +30,7 @@ from entasis.run.folder import RunFolder
 from entasis.run.load import LoadedRun, load_run
 from entasis.shape.budget import Budget
 from entasis.shape.draw import findings_text
-from entasis.shape.families import Design
+from entasis.shape.registry import Design
 from entasis.study.statistics import mean, mean_curve, paired_difference, reach, sample_sd
 
 QUALITY_TOKENS_PER_PARAMETER = 20

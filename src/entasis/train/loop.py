@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
 
 from entasis.data.dataset import TokenData
 from entasis.data.stream import Batch, BatchStream, held_out_batches
+from entasis.errors import ConfigError
 from entasis.evaluate.held_out import held_out_loss
 from entasis.model.device import choose_computation
 from entasis.model.loss import summed_cross_entropy
@@ -24,7 +26,8 @@ from entasis.train.interrupt import Interrupted, StopRequest
 from entasis.train.monitor import Monitor, Throughput
 from entasis.train.optimizer import Optimizer
 from entasis.train.peaks import peak_flops
-from entasis.train.schedule import rate_share
+from entasis.train.router import RouterStep
+from entasis.train.schedule import learning_rate
 from entasis.train.state import TrainState
 
 
@@ -45,6 +48,7 @@ def train(config: RunConfig, console: Console, *, label: str = "train") -> None:
     with folder.locked():
         computation = choose_computation(config.train.device, config.train.precision, config.train.threads)
         data = TokenData.open(Path(config.data.path))
+        _require_vocabulary(config, data)
         data.held_out.require_window(config.model.context)  # now, and not at the first evaluation
         design, block = config.design(data.vocab_size), config.block(data.vocab_size)
         environment = environment_record(computation.device)
@@ -94,38 +98,39 @@ def train(config: RunConfig, console: Console, *, label: str = "train") -> None:
             while state.step < config.train.steps:
                 throughput.start()
                 batch = stream.batch(state.step)
-                learning_rate = config.optimizer.learning_rate * rate_share(
-                    config.schedule, state.step, config.train.steps
-                )
+                rate = learning_rate(config, state.step)
 
                 # The normaliser counts the targets of all micro-batches before the first backward pass, so that the
                 # gradient is that of one mean over the step, however it is cut.
                 loss = torch.zeros((), device=computation.device)
+                routers = RouterStep(design.shape, config.train.router_loss, tokens_per_step)
                 for part in _micro_batches(batch, config.train.micro_batch):
                     documents = None if part.documents is None else computation.tensor(part.documents)
                     with computation.autocast():
-                        states = hidden(computation.tensor(part.tokens), documents)
+                        states = hidden(computation.tensor(part.tokens), documents, *routers.listen())
                         targets = computation.tensor(part.targets).flatten()
                         part_loss = summed_cross_entropy(states.flatten(0, 1), model.head_weight, targets)
                     part_loss = part_loss / max(1, batch.counted)
-                    part_loss.backward()  # type: ignore[no-untyped-call]
+                    routers.added_to(part_loss).backward()  # type: ignore[no-untyped-call]
                     loss += part_loss.detach()
                 norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.optimizer.clip or math.inf)
                 _require_finite(loss.item(), norm.item(), state, stream)
-                state.optimizer.step(learning_rate)
+                state.optimizer.step(rate)
                 state.step += 1
                 state.tokens += tokens_per_step
 
-                record = {
+                record: dict[str, Any] = {
                     "step": state.step,
                     "tokens": state.tokens,
                     "train_loss": loss.item(),
-                    "learning_rate": learning_rate,
+                    "learning_rate": rate,
                     "grad_norm": norm.item(),
                     "tokens_per_second": throughput.stop(),
                 }
                 finished = state.step == config.train.steps
-                if finished or state.step % config.train.evaluate_every == 0:
+                evaluated = finished or state.step % config.train.evaluate_every == 0
+                record |= routers.record(load=evaluated)
+                if evaluated:
                     record["val_loss"] = held_out_loss(
                         model,
                         held_out_batches(
@@ -150,6 +155,14 @@ def train(config: RunConfig, console: Console, *, label: str = "train") -> None:
                         "the same command goes on from there"
                     )
         say(f"held-out loss {record['val_loss']:.4f} after {state.step} steps, {monitor.rate:,.0f} tokens/s")
+
+
+def _require_vocabulary(config: RunConfig, data: TokenData) -> None:
+    if config.data.vocab_size not in {None, data.vocab_size}:
+        raise ConfigError(
+            f"data.vocab_size: the configuration says {config.data.vocab_size}, the data in {config.data.path} has "
+            f"{data.vocab_size}; prepare it with the right tokenizer, or set data.vocab_size=null"
+        )
 
 
 def _micro_batches(batch: Batch, sequences: int) -> Iterator[Batch]:

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import math
 
-from entasis.run.config import ScheduleSection
+from entasis.run.config import RunConfig, ScheduleSection
 
 _WSD_DECAY_SHARE = 0.2
 
 
+def learning_rate(config: RunConfig, step: int) -> float:
+    """The rate of update number `step` (from 0)."""
+    if config.schedule.name == "power":
+        return _power_rate(config, step)
+    return config.optimizer.learning_rate * rate_share(config.schedule, step, config.train.steps)
+
+
 def rate_share(schedule: ScheduleSection, step: int, steps: int) -> float:
-    """Share of the peak rate for the update number `step` (from 0) of `steps`.
+    """Share of the peak rate for the update number `step` (from 0) of `steps`, of every schedule but `power`.
 
     Warm-up is linear and its last update has the full rate; a warm-up as long as the run or longer is cut off by the
     run's end. After it: `cosine` falls along half a wave, `wsd` stays and then falls on a line over `decay_steps`
@@ -33,3 +40,21 @@ def rate_share(schedule: ScheduleSection, step: int, steps: int) -> float:
     progress = min(1.0, done / falling)
     shape = (1 + math.cos(math.pi * progress)) / 2 if schedule.name == "cosine" else 1 - progress
     return schedule.final_ratio + (1 - schedule.final_ratio) * shape
+
+
+def _power_rate(config: RunConfig, step: int) -> float:
+    """The power schedule of the published ><former recipe: min(cap, a (tokens seen)^exponent), a = scale x sequences.
+
+    `learning_rate` is the cap, which does not bind at the published settings. The warm-up is linear from 0 to the
+    curve's value at its end; the first update has the rate 0.
+    """
+
+    def curve(at: int) -> float:
+        a = config.schedule.power_scale * config.batch_sequences
+        tokens = at * config.train.batch_tokens
+        return min(config.optimizer.learning_rate, a * math.pow(tokens, config.schedule.power_exponent))
+
+    warmup = config.schedule.warmup_steps
+    if step < warmup:
+        return curve(warmup) * step / warmup
+    return curve(max(step, 1))

@@ -1,0 +1,1 @@
+"""What training costs, before it is begun."""

@@ -1,0 +1,167 @@
+"""Families by name: what a family returns, how one is registered, and how a request to one is checked.
+
+A family is a function of keyword settings that returns a Design. Every family knows its reference, the straight column
+that it is compared with: the uniform shape of the same depth and reference width.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from entasis.errors import ConfigError, ShapeError
+from entasis.settings import check_arguments, nearest
+from entasis.shape import rules
+from entasis.shape.model_config import ModelConfig
+from entasis.shape.records import LARGEST_SIZE, Shape
+
+PerLayer = int | Sequence[int]
+"""One number for every layer, or a list with one per layer."""
+
+LARGEST_DEPTH = 10_000
+"""Layers beyond which a request is taken for a slip of the keyboard."""
+
+_COUNTING_CONFIG = ModelConfig(vocab_size=50_257, context=1024)
+"""Where no configuration is given: llama style. The sizes do not matter to families: tables cancel in matching."""
+
+
+@dataclass(frozen=True, slots=True)
+class Design:
+    """A family's answer to a request: the shape, what it is measured against, and what the rules say of it."""
+
+    family: str
+    shape: Shape
+    reference: Shape
+    """The uniform shape at the same reference width."""
+    findings: tuple[rules.Finding, ...] = ()
+    """Errors first."""
+
+
+Build = Callable[..., Design]
+FAMILIES: dict[str, Build] = {}
+
+
+def register_family(name: str) -> Callable[[Build], Build]:
+    """Registers a family. The function takes keyword settings and `config`, and returns a Design without findings of
+    the general rules, which are added by `design`."""
+
+    def register(build: Build) -> Build:
+        FAMILIES[name] = build
+        return build
+
+    return register
+
+
+def family_settings(name: str) -> tuple[str, ...]:
+    """The names of a family's settings."""
+    return tuple(parameter for parameter in inspect.signature(_find(name)).parameters if parameter != "config")
+
+
+def design(name: str, settings: Mapping[str, Any], config: ModelConfig | None = None) -> Design:
+    """Builds a family's shape and checks it; error findings are returned, not raised.
+
+    Raises:
+        ConfigError: an unknown family or setting, or a value of the wrong type; the line names it.
+        ShapeError: no shape exists for these settings.
+    """
+    build = _find(name)
+    config = _COUNTING_CONFIG if config is None else config
+    arguments = check_arguments(build, settings, known=family_settings(name), owner=f"family {name}")
+    made = build(**arguments, config=config)
+    found = [*made.findings, *rules.findings(made.shape, config)]
+    return Design(name, made.shape, made.reference, tuple(rules.errors_first(found)))
+
+
+def family(name: str, *, config: ModelConfig | None = None, **settings: Any) -> Shape:  # noqa: ANN401 - any setting
+    """A family's shape by name.
+
+    Raises:
+        ConfigError: an unknown family or setting, or a value of the wrong type.
+        ShapeError: the settings break a rule; the line names the layer and the numbers.
+    """
+    made = design(name, settings, config)
+    rules.require_no_errors(made.findings)
+    return made.shape
+
+
+def families() -> dict[str, Build]:
+    """Every family by name, in alphabetical order: the package's, installed plugins' and those of loaded files."""
+    import entasis.shape.families  # noqa: F401 - registers those that come with the package
+    from entasis.shape.plugins import load_installed
+
+    load_installed()
+    return dict(sorted(FAMILIES.items()))
+
+
+def _find(name: str) -> Build:
+    known = families()
+    if name not in known:
+        raise ConfigError(f"family: unknown family {name!r}{nearest(name, known)}; known: {', '.join(known)}")
+    return known[name]
+
+
+# --- checks that families share ---------------------------------------------------------------------------------------
+
+
+def require_depth(layers: int, least: int = 1, why: str = "") -> None:
+    """Raises a ConfigError unless there are `least` layers or more, and not absurdly many."""
+    if not least <= layers <= LARGEST_DEPTH:
+        raise ConfigError(f"layers: expected from {least} to {LARGEST_DEPTH}{why}, got {layers}")
+
+
+def require_positive(**values: float | None) -> None:
+    """Raises a ConfigError naming the first value that is given and not above 0, or absurdly large."""
+    for name, value in values.items():
+        if value is not None and not value > 0:
+            raise ConfigError(f"{name}: expected above 0, got {value}")
+        _require_at_most(name, value)
+
+
+def require_not_negative(**values: float | None) -> None:
+    """Raises a ConfigError naming the first value that is given and below 0, or absurdly large."""
+    for name, value in values.items():
+        if value is not None and not value >= 0:
+            raise ConfigError(f"{name}: expected at least 0, got {value}")
+        _require_at_most(name, value)
+
+
+def require_experts(experts: int, experts_per_token: int, expert_hidden: int | None, mlp_hidden: int | None) -> None:
+    """Raises a ConfigError unless the settings of a mixture of experts are given together and fit."""
+    require_not_negative(experts=experts, experts_per_token=experts_per_token)
+    require_positive(expert_hidden=expert_hidden)
+    if not experts and (experts_per_token or expert_hidden is not None):
+        raise ConfigError("experts: missing; experts_per_token and expert_hidden go with a number of experts")
+    if experts and expert_hidden is None:
+        raise ConfigError("expert_hidden: missing; a mixture of experts needs the hidden units of one expert")
+    if experts and mlp_hidden is not None:
+        raise ConfigError("mlp_hidden: a mixture of experts has expert_hidden instead")
+    if experts and not 1 <= experts_per_token <= experts:
+        raise ConfigError(f"experts_per_token: expected from 1 to {experts}, got {experts_per_token}")
+
+
+def per_layer(name: str, value: PerLayer, layers: int, least: int) -> list[int]:
+    """A setting that is one number or a list, as a list with one number per layer.
+
+    Raises:
+        ConfigError: the list has another length.
+        ShapeError: a number is below `least`; names the layer.
+    """
+    values = [value] * layers if isinstance(value, int) else list(value)
+    if len(values) != layers:
+        raise ConfigError(f"{name}: {len(values)} values for {layers} layers; give one per layer")
+    for number, each in enumerate(values, start=1):
+        if each < least:
+            raise ShapeError(f"{name} {each}; expected at least {least}", number)
+    return values
+
+
+def rounded(value: float, multiple: int) -> int:
+    """The nearest multiple (ties to even), but at least one."""
+    return max(multiple, round(value / multiple) * multiple)
+
+
+def _require_at_most(name: str, value: float | None) -> None:
+    if value is not None and value > LARGEST_SIZE:
+        raise ConfigError(f"{name}: expected at most {LARGEST_SIZE}, got {value}")

@@ -1,0 +1,228 @@
+"""Shapes whose residual width changes with depth: bowtie, diamond, growing, narrowing, half-first and prism-bowtie."""
+
+from __future__ import annotations
+
+from entasis.errors import ConfigError, ShapeError
+from entasis.shape import rules
+from entasis.shape.chains import Progression, Waist
+from entasis.shape.columns import column
+from entasis.shape.match import Match, matched
+from entasis.shape.model_config import ModelConfig
+from entasis.shape.prisms import early_head_dims
+from entasis.shape.records import LayerShape, Shape
+from entasis.shape.registry import Design, register_family, require_depth, require_positive, rounded
+
+
+@register_family("bowtie")
+def bowtie_family(
+    *,
+    layers: int,
+    width: int,
+    heads: int,
+    kv_heads: int | None = None,
+    head_dim: int | None = None,
+    mlp_ratio: float = 4.0,
+    mlp_hidden: int | None = None,
+    bottleneck: float = 0.3,
+    turn: int | None = None,
+    multiple: int = 32,
+    progression: Progression = "geometric",
+    permute: int | None = None,
+    match: Match = "effective",
+    experts: int = 0,
+    experts_per_token: int = 0,
+    expert_hidden: int | None = None,
+    config: ModelConfig,
+) -> Design:
+    """Wide ends and a narrow waist (><former), matched to the uniform shape of `width`.
+
+    The narrowest layer is layer `turn` (from 1; default 0.75 of the layers) with `bottleneck * width` coordinates.
+    Every layer has `heads` heads, as published; with `head_dim`, as many heads of that size as come nearest to its
+    width. `permute` shuffles the widths between the ends with that seed.
+    """
+    if not 0 < bottleneck <= 1:
+        raise ConfigError(f"bottleneck: expected above 0 and at most 1, got {bottleneck}")
+    waist = Waist(
+        layers, width, heads, kv_heads, head_dim, mlp_ratio, mlp_hidden, _inner_turn(layers, turn), bottleneck,
+        multiple, progression, permute, match, config, experts, experts_per_token, expert_hidden,
+    )  # fmt: skip
+    return waist.design("bowtie")
+
+
+@register_family("diamond")
+def diamond_family(
+    *,
+    layers: int,
+    width: int,
+    heads: int,
+    kv_heads: int | None = None,
+    head_dim: int | None = None,
+    mlp_ratio: float = 4.0,
+    mlp_hidden: int | None = None,
+    peak: float = 1.5,
+    turn: int | None = None,
+    multiple: int = 32,
+    progression: Progression = "geometric",
+    permute: int | None = None,
+    match: Match = "effective",
+    experts: int = 0,
+    experts_per_token: int = 0,
+    expert_hidden: int | None = None,
+    config: ModelConfig,
+) -> Design:
+    """Narrow ends and a wide middle: the widest layer is layer `turn` with `peak * width` coordinates."""
+    if not peak >= 1:
+        raise ConfigError(f"peak: expected at least 1, got {peak}")
+    require_positive(peak=peak)
+    waist = Waist(
+        layers, width, heads, kv_heads, head_dim, mlp_ratio, mlp_hidden, _inner_turn(layers, turn), peak, multiple,
+        progression, permute, match, config, experts, experts_per_token, expert_hidden,
+    )  # fmt: skip
+    return waist.design("diamond")
+
+
+@register_family("growing")
+def growing_family(
+    *,
+    layers: int,
+    width: int,
+    heads: int,
+    kv_heads: int | None = None,
+    head_dim: int | None = None,
+    mlp_ratio: float = 4.0,
+    mlp_hidden: int | None = None,
+    last: float = 1.5,
+    multiple: int = 32,
+    progression: Progression = "geometric",
+    permute: int | None = None,
+    match: Match = "effective",
+    experts: int = 0,
+    experts_per_token: int = 0,
+    expert_hidden: int | None = None,
+    config: ModelConfig,
+) -> Design:
+    """Wider with depth, up to `last * width` in the last layer."""
+    if not last >= 1:
+        raise ConfigError(f"last: expected at least 1 in a growing shape, got {last}")
+    require_positive(last=last)
+    require_depth(layers, 2, " in a growing shape")
+    waist = Waist(
+        layers, width, heads, kv_heads, head_dim, mlp_ratio, mlp_hidden, layers, last, multiple,
+        progression, permute, match, config, experts, experts_per_token, expert_hidden,
+    )  # fmt: skip
+    return waist.design("growing")
+
+
+@register_family("narrowing")
+def narrowing_family(
+    *,
+    layers: int,
+    width: int,
+    heads: int,
+    kv_heads: int | None = None,
+    head_dim: int | None = None,
+    mlp_ratio: float = 4.0,
+    mlp_hidden: int | None = None,
+    last: float = 0.3,
+    multiple: int = 32,
+    progression: Progression = "geometric",
+    permute: int | None = None,
+    match: Match = "effective",
+    experts: int = 0,
+    experts_per_token: int = 0,
+    expert_hidden: int | None = None,
+    config: ModelConfig,
+) -> Design:
+    """Narrower with depth, down to `last * width` in the last layer."""
+    if not 0 < last <= 1:
+        raise ConfigError(f"last: expected above 0 and at most 1 in a narrowing shape, got {last}")
+    require_depth(layers, 2, " in a narrowing shape")
+    waist = Waist(
+        layers, width, heads, kv_heads, head_dim, mlp_ratio, mlp_hidden, layers, last, multiple,
+        progression, permute, match, config, experts, experts_per_token, expert_hidden,
+    )  # fmt: skip
+    return waist.design("narrowing")
+
+
+@register_family("prism-bowtie")
+def prism_bowtie_family(
+    *,
+    layers: int,
+    width: int,
+    heads: int,
+    mlp_ratio: float = 4.0,
+    bottleneck: float = 0.3,
+    turn: int | None = None,
+    multiple: int = 64,
+    early_head_dim: int = 256,
+    hold: int = 3,
+    match: Match = "effective",
+    config: ModelConfig,
+) -> Design:
+    """Both papers at once: a bowtie's widths, sliced into heads whose dims fall as a prism's.
+
+    The first `hold` layers have heads of `early_head_dim`, each further `hold` layers heads half as wide, down to the
+    baseline's `width / heads`. A layer has as many heads of its dim as come nearest to its width, at least one.
+    """
+    if not 0 < bottleneck <= 1:
+        raise ConfigError(f"bottleneck: expected above 0 and at most 1, got {bottleneck}")
+    require_positive(width=width, heads=heads, early_head_dim=early_head_dim, hold=hold)
+    turn = _inner_turn(layers, turn)
+    if width % heads:
+        raise ShapeError(f"{heads} heads do not divide the reference width {width}, so there is no baseline head dim")
+    baseline = width // heads
+    early = [dim for dim in early_head_dims(early_head_dim, baseline) for _ in range(min(hold, layers))]
+    waist = Waist(
+        layers, width, heads, None, baseline, mlp_ratio, None, turn, bottleneck, multiple,
+        "geometric", None, match, config, head_dims=[*early, *[baseline] * layers][:layers],
+    )  # fmt: skip
+    return waist.design("prism-bowtie")
+
+
+@register_family("half-first")
+def half_first_family(
+    *,
+    layers: int,
+    width: int,
+    heads: int,
+    kv_heads: int | None = None,
+    mlp_ratio: float = 4.0,
+    first: float = 0.5,
+    multiple: int | None = None,
+    match: Match = "effective",
+    config: ModelConfig,
+) -> Design:
+    """A narrow embedding and first block (nanochat's experiment): `first * width` wide, the head and the rest full.
+
+    The other layers are widened until the budget matches, in steps of `multiple` (twice the heads, so that head dims
+    are even, unless given); a narrow embedding needs untied tables.
+    """
+    require_depth(layers, 2, " where the first is narrower")
+    require_positive(width=width, heads=heads, kv_heads=kv_heads, mlp_ratio=mlp_ratio, multiple=multiple)
+    if not 0 < first <= 1:
+        raise ConfigError(f"first: expected above 0 and at most 1, got {first}")
+    step = 2 * heads if multiple is None else multiple
+    narrow = rounded(first * width, step)
+
+    def layer(layer_width: int) -> LayerShape:
+        return LayerShape(
+            layer_width, heads, heads if kv_heads is None else kv_heads, layer_width // heads,
+            round(mlp_ratio * layer_width),
+        )  # fmt: skip
+
+    def build(scale: float) -> Shape:
+        rest = layer(rounded(scale * width, step))
+        return Shape((layer(narrow),) + (rest,) * (layers - 1), embed_width=narrow, unembed_width=width)
+
+    reference = column(layers, width, heads, kv_heads, mlp_ratio=mlp_ratio)
+    shape = reference if first == 1 else matched(build, reference, match, config)
+    return Design("half-first", shape, reference, tuple(rules.divides_width(shape)))
+
+
+def _inner_turn(layers: int, turn: int | None) -> int:
+    """The turning layer, which has neighbours on both sides; by default 0.75 of the layers."""
+    require_depth(layers, 3, " where the width turns inside")
+    turn = min(max(round(0.75 * layers), 2), layers - 1) if turn is None else turn
+    if not 2 <= turn <= layers - 1:
+        raise ConfigError(f"turn: expected a layer from 2 to {layers - 1} of {layers}, got {turn}")
+    return turn
