@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from entasis.model.transformer import Transformer
     from entasis.shape.budget import Budget, budget
-    from entasis.shape.families import bowtie, explicit, prism, uniform
+    from entasis.shape.families import bowtie, explicit, family, prism, uniform
     from entasis.shape.model_config import ModelConfig
     from entasis.shape.records import LayerShape, Shape
-    from entasis.shape.registry import family
 
 __version__ = "0.1.0"
 
@@ -27,7 +26,7 @@ _HOMES = {
     "bowtie": "entasis.shape.families",
     "budget": "entasis.shape.budget",
     "explicit": "entasis.shape.families",
-    "family": "entasis.shape.registry",
+    "family": "entasis.shape.families",
     "prism": "entasis.shape.families",
     "uniform": "entasis.shape.families",
 }

@@ -17,10 +17,11 @@ import pytest
 from entasis.__main__ import run
 from entasis.shape.budget import Budget
 from entasis.shape.columns import straightened
+from entasis.shape.families import design, families, family_settings
 from entasis.shape.model_config import ModelConfig
 from entasis.shape.profiles import PROFILES, profile
 from entasis.shape.records import LayerShape, Shape
-from entasis.shape.registry import FAMILIES, Design, design, families, family_settings, register_family
+from entasis.shape.registry import FAMILIES, Design, register_family
 
 WIDTHS_200M = [1152, 960, 832, 704, 608, 512, 448, 352, 320, 256, 224, 192, 288, 480, 736, 1152]
 BOWTIE = ["bowtie", "--layers", "16", "--width", "640", "--heads", "16"]

@@ -16,10 +16,9 @@ import pytest
 import torch
 
 from entasis.model.transformer import Transformer
-from entasis.shape.families import bowtie
+from entasis.shape.families import bowtie, design
 from entasis.shape.model_config import ModelConfig
 from entasis.shape.records import Shape
-from entasis.shape.registry import design
 
 Array = npt.NDArray[np.float64]
 

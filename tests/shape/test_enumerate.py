@@ -10,10 +10,9 @@ import pytest
 
 from entasis.errors import ConfigError, ShapeError
 from entasis.shape.enumerate import bowtie_grid, prism_schedules
-from entasis.shape.families import bowtie
+from entasis.shape.families import bowtie, design
 from entasis.shape.model_config import ModelConfig
 from entasis.shape.records import LayerShape, Shape
-from entasis.shape.registry import design
 from entasis.shape.rules import prism_rules
 
 CONFIG = ModelConfig(97, 64, "llama")

@@ -11,12 +11,12 @@ import pytest
 import entasis
 from entasis.errors import ConfigError, EntasisError, ShapeError
 from entasis.shape.columns import column, straightened
-from entasis.shape.families import bowtie, explicit, prism, uniform
+from entasis.shape.families import bowtie, design, explicit, families, family, family_settings, prism, uniform
 from entasis.shape.match import Match, matched
 from entasis.shape.model_config import ModelConfig
 from entasis.shape.profiles import PROFILES, profile
 from entasis.shape.records import LayerShape, Shape
-from entasis.shape.registry import FAMILIES, Design, design, families, family, family_settings, register_family
+from entasis.shape.registry import FAMILIES, Design, register_family
 
 SCHEDULE = [3, 3, 3, 6, 6, 6, 12, 12, 12, 12, 12, 12]
 

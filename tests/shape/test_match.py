@@ -12,9 +12,8 @@ import pytest
 
 from entasis.errors import EntasisError, ShapeError
 from entasis.shape.budget import budget
-from entasis.shape.families import bowtie
+from entasis.shape.families import bowtie, design
 from entasis.shape.model_config import ModelConfig, Style
-from entasis.shape.registry import design
 
 WIDTHS_200M = [1152, 960, 832, 704, 608, 512, 448, 352, 320, 256, 224, 192, 288, 480, 736, 1152]
 ENDS_1B = [2400, 2208, 2048, 1888], [448, 416, 384, 480], [1920, 2400]

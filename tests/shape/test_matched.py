@@ -13,10 +13,10 @@ import pytest
 from entasis.errors import EntasisError, ShapeError
 from entasis.shape import chains, tapers, waists
 from entasis.shape.budget import budget
+from entasis.shape.families import design, families, family_settings
 from entasis.shape.match import MATCH_FIELDS, Match, matched
 from entasis.shape.model_config import ModelConfig, Style
 from entasis.shape.records import LayerShape, Shape
-from entasis.shape.registry import design, families, family_settings
 
 STYLES = get_args(Style)
 MATCHES = get_args(Match)

@@ -8,8 +8,9 @@ import pytest
 
 from entasis.errors import EntasisError
 from entasis.shape.budget import budget
+from entasis.shape.families import design, family
 from entasis.shape.model_config import ModelConfig
-from entasis.shape.registry import Design, design, family
+from entasis.shape.registry import Design
 from entasis.shape.rules import prism_rules
 
 GPT2 = ModelConfig(50_257, 1024, "gpt2")

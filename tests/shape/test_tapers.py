@@ -10,9 +10,9 @@ import pytest
 
 from entasis.errors import EntasisError
 from entasis.shape.budget import budget
+from entasis.shape.families import design, family
 from entasis.shape.model_config import ModelConfig
 from entasis.shape.profiles import PROFILES, profile
-from entasis.shape.registry import design, family
 
 CONFIG = ModelConfig(50_257, 1024, "llama")
 BASE: dict[str, Any] = {"layers": 12, "width": 768, "heads": 12}

@@ -13,9 +13,10 @@ import pytest
 
 from entasis.errors import EntasisError, ShapeError
 from entasis.shape.budget import budget
+from entasis.shape.families import design, family
 from entasis.shape.model_config import ModelConfig, Style
 from entasis.shape.records import Shape
-from entasis.shape.registry import Design, design, family
+from entasis.shape.registry import Design
 
 LLAMA = ModelConfig(100_263, 4096, "llama")
 

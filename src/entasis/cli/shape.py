@@ -98,7 +98,7 @@ def _show(family: str, settings: dict[str, Any], config: ModelConfig, as_json: b
     """Prints the design; True if the rules found an error."""
     from entasis.shape import draw
     from entasis.shape.budget import budget
-    from entasis.shape.registry import design
+    from entasis.shape.families import design
 
     try:
         made = design(family, settings, config)
@@ -198,7 +198,7 @@ def _families() -> str:
     import inspect
 
     from entasis.run.presets import preset_names, preset_summary
-    from entasis.shape.registry import families, family_settings
+    from entasis.shape.families import families, family_settings
 
     lines = ["families"]
     known = families()

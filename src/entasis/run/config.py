@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from entasis.errors import ConfigError, EntasisError
 from entasis.run.presets import read_inherited
 from entasis.settings import is_text, nearest, one_line, parse_yaml, to_yaml
+from entasis.shape.families import design, family_settings
 from entasis.shape.model_config import (
     Activation,
     AttentionScale,
@@ -26,7 +27,7 @@ from entasis.shape.model_config import (
     Style,
 )
 from entasis.shape.plugins import load_plugin
-from entasis.shape.registry import Design, design, family_settings
+from entasis.shape.registry import Design
 from entasis.shape.rules import require_no_errors
 
 _Count = Annotated[int, Field(ge=1, le=2**40)]

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from entasis.errors import ShapeError
+from entasis.shape.families import design
 from entasis.shape.model_config import ModelConfig
-from entasis.shape.registry import Design, design, require_depth, require_positive
+from entasis.shape.registry import Design, require_depth, require_positive
 from entasis.shape.rules import BASELINE_SHARE, HOLD_LAYERS, divisors
 
 

@@ -1,14 +1,66 @@
-"""All families that come with the package. Importing this registers them; the best-known ones are functions here."""
+"""All families by name: finding one, checking a request to it, building its shape. The best-known are functions too."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from entasis.shape import columns, prisms, tapers, waists  # noqa: F401 - each registers its families
+from entasis.errors import ConfigError
+from entasis.settings import check_arguments, nearest
+from entasis.shape import columns, prisms, registry, rules, tapers, waists  # noqa: F401 - each registers its families
 from entasis.shape.model_config import ModelConfig
+from entasis.shape.plugins import load_installed
 from entasis.shape.records import Shape
-from entasis.shape.registry import PerLayer, family
+from entasis.shape.registry import PerLayer
+
+_COUNTING_CONFIG = ModelConfig(vocab_size=50_257, context=1024)
+"""Where no configuration is given: llama style. The sizes do not matter to families: tables cancel in matching."""
+
+
+def family_settings(name: str) -> tuple[str, ...]:
+    """The names of a family's settings."""
+    return tuple(parameter for parameter in inspect.signature(_find(name)).parameters if parameter != "config")
+
+
+def design(name: str, settings: Mapping[str, Any], config: ModelConfig | None = None) -> registry.Design:
+    """Builds a family's shape and checks it; error findings are returned, not raised.
+
+    Raises:
+        ConfigError: an unknown family or setting, or a value of the wrong type; the line names it.
+        ShapeError: no shape exists for these settings.
+    """
+    build = _find(name)
+    config = _COUNTING_CONFIG if config is None else config
+    arguments = check_arguments(build, settings, known=family_settings(name), owner=f"family {name}")
+    made = build(**arguments, config=config)
+    found = [*made.findings, *rules.findings(made.shape, config)]
+    return registry.Design(name, made.shape, made.reference, tuple(rules.errors_first(found)))
+
+
+def family(name: str, *, config: ModelConfig | None = None, **settings: Any) -> Shape:  # noqa: ANN401 - any setting
+    """A family's shape by name.
+
+    Raises:
+        ConfigError: an unknown family or setting, or a value of the wrong type.
+        ShapeError: the settings break a rule; the line names the layer and the numbers.
+    """
+    made = design(name, settings, config)
+    rules.require_no_errors(made.findings)
+    return made.shape
+
+
+def families() -> dict[str, registry.Build]:
+    """Every family by name, in alphabetical order: the package's, installed plugins' and those of loaded files."""
+    load_installed()
+    return dict(sorted(registry.FAMILIES.items()))
+
+
+def _find(name: str) -> registry.Build:
+    known = families()
+    if name not in known:
+        raise ConfigError(f"family: unknown family {name!r}{nearest(name, known)}; known: {', '.join(known)}")
+    return known[name]
 
 
 def uniform(*, layers: int, width: int, heads: int, config: ModelConfig | None = None, **settings: Any) -> Shape:  # noqa: ANN401

@@ -1,4 +1,4 @@
-"""Families by name: what a family returns, how one is registered, and how a request to one is checked.
+"""What a family is: what it returns, how one is registered, and the checks that families share.
 
 A family is a function of keyword settings that returns a Design. Every family knows its reference, the straight column
 that it is compared with: the uniform shape of the same depth and reference width.
@@ -6,15 +6,11 @@ that it is compared with: the uniform shape of the same depth and reference widt
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from entasis.errors import ConfigError, ShapeError
-from entasis.settings import check_arguments, nearest
 from entasis.shape import rules
-from entasis.shape.model_config import ModelConfig
 from entasis.shape.records import LARGEST_SIZE, Shape
 
 PerLayer = int | Sequence[int]
@@ -22,9 +18,6 @@ PerLayer = int | Sequence[int]
 
 LARGEST_DEPTH = 10_000
 """Layers beyond which a request is taken for a slip of the keyboard."""
-
-_COUNTING_CONFIG = ModelConfig(vocab_size=50_257, context=1024)
-"""Where no configuration is given: llama style. The sizes do not matter to families: tables cancel in matching."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,61 +38,13 @@ FAMILIES: dict[str, Build] = {}
 
 def register_family(name: str) -> Callable[[Build], Build]:
     """Registers a family. The function takes keyword settings and `config`, and returns a Design without findings of
-    the general rules, which are added by `design`."""
+    the general rules, which `entasis.shape.families.design` adds."""
 
     def register(build: Build) -> Build:
         FAMILIES[name] = build
         return build
 
     return register
-
-
-def family_settings(name: str) -> tuple[str, ...]:
-    """The names of a family's settings."""
-    return tuple(parameter for parameter in inspect.signature(_find(name)).parameters if parameter != "config")
-
-
-def design(name: str, settings: Mapping[str, Any], config: ModelConfig | None = None) -> Design:
-    """Builds a family's shape and checks it; error findings are returned, not raised.
-
-    Raises:
-        ConfigError: an unknown family or setting, or a value of the wrong type; the line names it.
-        ShapeError: no shape exists for these settings.
-    """
-    build = _find(name)
-    config = _COUNTING_CONFIG if config is None else config
-    arguments = check_arguments(build, settings, known=family_settings(name), owner=f"family {name}")
-    made = build(**arguments, config=config)
-    found = [*made.findings, *rules.findings(made.shape, config)]
-    return Design(name, made.shape, made.reference, tuple(rules.errors_first(found)))
-
-
-def family(name: str, *, config: ModelConfig | None = None, **settings: Any) -> Shape:  # noqa: ANN401 - any setting
-    """A family's shape by name.
-
-    Raises:
-        ConfigError: an unknown family or setting, or a value of the wrong type.
-        ShapeError: the settings break a rule; the line names the layer and the numbers.
-    """
-    made = design(name, settings, config)
-    rules.require_no_errors(made.findings)
-    return made.shape
-
-
-def families() -> dict[str, Build]:
-    """Every family by name, in alphabetical order: the package's, installed plugins' and those of loaded files."""
-    import entasis.shape.families  # noqa: F401 - registers those that come with the package
-    from entasis.shape.plugins import load_installed
-
-    load_installed()
-    return dict(sorted(FAMILIES.items()))
-
-
-def _find(name: str) -> Build:
-    known = families()
-    if name not in known:
-        raise ConfigError(f"family: unknown family {name!r}{nearest(name, known)}; known: {', '.join(known)}")
-    return known[name]
 
 
 # --- checks that families share ---------------------------------------------------------------------------------------
