@@ -90,6 +90,8 @@ def test_checkpoints_without_their_config_are_not_gone_on_with(tmp_path: Path) -
     folder, config = RunFolder(tmp_path), _config(tmp_path)
     folder.write(config, config.design(257).shape, {})
     folder.config_file.unlink()
+    assert not folder.check(config, config.design(257).shape, {}), "killed before its configuration was written"
+    folder.checkpoints.mkdir()
     with pytest.raises(ConfigError, match=r"the config\.yaml that they were made with is gone"):
         folder.check(config, config.design(257).shape, {})
 

@@ -92,17 +92,18 @@ class RunFolder:
         Raises:
             ConfigError: the folder holds a run with another setting; names the field and both values.
         """
-        if not self.holds_a_run:
-            if self.config_file.exists():
+        if not self.config_file.exists():
+            # A run that was killed before its configuration was written, the last of its files, begins anew.
+            if self.checkpoints.exists():
                 raise ConfigError(
-                    f"out: {self.config_file} stands there without {self.shape_file}, so no run wrote it; "
-                    "choose another folder"
+                    f"out: {self.path} holds checkpoints, but the config.yaml that they were made with is gone; put it "
+                    "back, or choose another folder"
                 )
             return []
-        if not self.config_file.exists():
+        if not self.holds_a_run:
             raise ConfigError(
-                f"out: {self.path} holds checkpoints, but the config.yaml that they were made with is gone; put it "
-                "back, or choose another folder"
+                f"out: {self.config_file} stands there without {self.shape_file}, so no run wrote it; "
+                "choose another folder"
             )
         changes = _compare(self.read_config().model_dump(mode="json"), config.model_dump(mode="json"), self.path)
         if self.read_shape() != shape:
