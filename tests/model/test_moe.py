@@ -19,7 +19,7 @@ from entasis.model.grouped import grouped_linear, grouped_outer
 from entasis.model.init import matrix_std
 from entasis.model.moe import MoE, Routing, router_loss
 from entasis.model.transformer import Transformer
-from entasis.run.config import OptimizerSection
+from entasis.run.sections import OptimizerSection
 from entasis.shape.budget import budget
 from entasis.shape.model_config import ModelConfig
 from entasis.shape.records import LayerShape, Shape

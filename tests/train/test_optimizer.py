@@ -10,7 +10,7 @@ from torch import Tensor
 
 from entasis.errors import EntasisError
 from entasis.model.transformer import Transformer
-from entasis.run.config import OptimizerSection
+from entasis.run.sections import OptimizerSection
 from entasis.shape.model_config import ModelConfig
 from entasis.shape.records import LayerShape, Shape
 from entasis.train.optimizer import Optimizer

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from entasis.run.config import ScheduleSection, parse_config
+from entasis.run.config import parse_config
+from entasis.run.sections import ScheduleSection
 from entasis.train.schedule import learning_rate, rate_share
 
 Name = Literal["cosine", "constant", "wsd"]

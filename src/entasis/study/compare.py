@@ -17,9 +17,10 @@ from entasis.errors import ConfigError, EntasisError
 from entasis.report.comparison import write_report
 from entasis.report.schema import Comparison, RatePoint
 from entasis.run.checkpoint import NonFiniteError
-from entasis.run.config import CompareSection, RunConfig
+from entasis.run.config import RunConfig
 from entasis.run.files import write_json
 from entasis.run.folder import RunFolder
+from entasis.run.sections import CompareSection
 from entasis.shape.budget import Budget, budget
 from entasis.shape.match import MATCH_FIELDS
 from entasis.shape.registry import Design

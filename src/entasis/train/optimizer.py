@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from entasis.errors import EntasisError
 from entasis.model.transformer import Transformer
-from entasis.run.config import OptimizerSection
+from entasis.run.sections import OptimizerSection
 
 _ADAMW_QUANTITIES = ("step", "exp_avg", "exp_avg_sq")
 _MUON_QUANTITIES = ("momentum_buffer",)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from entasis.run.config import RunConfig, ScheduleSection
+from entasis.run.config import RunConfig
+from entasis.run.sections import ScheduleSection
 
 _WSD_DECAY_SHARE = 0.2
 
