@@ -12,6 +12,7 @@ import pytest
 from entasis.report.schema import (
     COMPARISON_FORMAT,
     Comparison,
+    Contrast,
     CurvePoint,
     DataSummary,
     RatePoint,
@@ -127,6 +128,7 @@ def build_comparison(
         shapes[names[family]] = ShapeResult(
             family=family,
             settings={"family": family},
+            model={"resize": "zero"} if family == "diamond" else {},
             shape=_shape(family).to_dict(),
             budget=counted.to_dict(),
             ratio=counted.ratio_to(budgets[base]),
@@ -197,6 +199,22 @@ def build_comparison(
         epochs=steps * batch_tokens / 1_012_345,
         exploratory=exploratory,
         sample_prompt="In the beginning",
+        workers=1,
+        contrasts=[
+            Contrast(
+                name="bowtie against prism",
+                of=[names["bowtie"]],
+                against=[names["prism"]],
+                difference=paired_difference(
+                    [run["final_val_loss"] for run in runs["bowtie"]],
+                    [run["final_val_loss"] for run in runs["prism"]],
+                    name=names["bowtie"],
+                    reference_name=names["prism"],
+                ),
+            )
+        ]
+        if {"bowtie", "prism"} <= set(families)
+        else [],
         shapes=shapes,
     )
 

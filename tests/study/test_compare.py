@@ -22,6 +22,7 @@ from entasis.run.folder import RunFolder
 from entasis.shape.budget import budget
 from entasis.shape.match import MATCH_FIELDS
 from entasis.study import compare as module
+from entasis.study import workers
 from entasis.study.compare import compare
 from entasis.train import loop
 from entasis.train.interrupt import Interrupted
@@ -218,7 +219,7 @@ def test_seeds_are_paired_by_their_batches(
         return original(batch, sequences)
 
     folder = ""
-    train = vars(module)["train"]
+    train = vars(workers)["train"]
 
     def named(run: RunConfig, *args: Any, **kwargs: Any) -> None:
         nonlocal folder
@@ -226,7 +227,7 @@ def test_seeds_are_paired_by_their_batches(
         train(run, *args, **kwargs)
 
     monkeypatch.setattr(loop, "_micro_batches", watched)
-    monkeypatch.setattr(module, "train", named)
+    monkeypatch.setattr(workers, "train", named)
     _run(config)
     assert trained == ["uniform-seed0", "prism-seed0", "uniform-seed1", "prism-seed1"], "shapes by turns"
     for seed in (0, 1):

@@ -64,7 +64,7 @@ class Reach(TypedDict):
 
 
 class Difference(TypedDict):
-    """Paired differences of final held-out loss, this shape minus the reference, seed by seed."""
+    """Paired differences of final held-out loss, seed by seed: this shape minus the reference."""
 
     pairs: list[float]
     mean: float
@@ -80,11 +80,22 @@ class Difference(TypedDict):
     """The verdict in plain words, with the numbers."""
 
 
+class Contrast(TypedDict):
+    """Two groups of shapes against each other: per seed, the mean final loss of one minus that of the other."""
+
+    name: str
+    of: list[str]
+    against: list[str]
+    difference: Difference
+
+
 class ShapeResult(TypedDict):
     """Everything about one shape of a comparison."""
 
     family: str
     settings: dict[str, Any]
+    model: dict[str, Any]
+    """Settings of the model that this shape alone has."""
     shape: dict[str, Any]
     """`Shape.to_dict()`."""
     budget: dict[str, int]
@@ -156,4 +167,7 @@ class Comparison(TypedDict):
     exploratory: bool
     """Fewer than 20 tokens per non-embedding parameter: the study speaks of early learning speed, not of quality."""
     sample_prompt: str
+    workers: int
+    """Runs that were trained at once, so that each had a part of the machine."""
     shapes: dict[str, ShapeResult]
+    contrasts: list[Contrast]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from entasis.report.numbers import count, percent, ratio, significant
 from entasis.report.schema import Comparison, Difference, ShapeResult
@@ -54,14 +55,18 @@ def scope(results: Comparison) -> list[Statement]:
             "a difference in loss may come from the difference in size."
         )
         statements.append(Statement("Outside the tolerance.", text))
+    own = {name: shape["model"] for name, shape in shapes.items() if shape["model"]}
+    if own:
+        text = "; ".join(f"{name}: {_settings(model)}" for name, model in own.items())
+        statements.append(Statement("The shapes differ in more than their layers.", f"{text}."))
     statements.append(_seeds(results))
     if len(results["seeds"]) > 1 and others:
         text = (
             "The intervals cover chance in initialisation and data order, as far as these seeds show it; not the "
             "choice of data, tokenizer or held-out text."
         )
-        if len(others) > 1:
-            text += f" The {len(others)} intervals are not corrected for multiple comparisons."
+        if (intervals := len(others) + len(results["contrasts"])) > 1:
+            text += f" The {intervals} intervals are not corrected for multiple comparisons."
         statements.append(Statement("What the intervals cover.", text))
     text = (
         f"One data set ({results['data']['name']}), one model size, {results['steps']:,} steps, "
@@ -160,6 +165,10 @@ def facts(results: Comparison) -> list[tuple[str, str]]:
 
 def _others(results: Comparison) -> dict[str, ShapeResult]:
     return {name: shape for name, shape in results["shapes"].items() if name != results["reference"]}
+
+
+def _settings(settings: dict[str, Any]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in settings.items())
 
 
 def _listed(names: list[str]) -> str:

@@ -31,6 +31,9 @@ from entasis.shape.plugins import load_plugin
 from entasis.shape.registry import Design
 from entasis.shape.rules import require_no_errors
 
+_SHARED_MODEL = ("context", "causal")
+"""Settings of the model that all shapes of a comparison share: with others they would not see the same batches."""
+
 
 class RunConfig(Section):
     """A run, whole."""
@@ -72,20 +75,38 @@ class RunConfig(Section):
         return made
 
     def for_shape(self, name: str) -> RunConfig:
-        """This configuration with the compared shape `name` merged over `shape`.
+        """This configuration with the compared shape `name` merged over `shape`, and its `model` over `model`.
 
         Inherited settings that the shape's family does not know are dropped; unknown ones of its own stay, and are
         errors when the shape is built.
+
+        Raises:
+            ConfigError: the shape has a setting of the model that does not fit, or that all shapes have to share.
         """
         assert self.compare is not None
-        own = self.compare.shapes[name]
+        own = dict(self.compare.shapes[name])
+        model = self._model_of(name, own.pop("model", {}))
         family = own.get("family", self.shape.get("family"))
         inherited = {
             key: value
             for key, value in self.shape.items()
             if isinstance(family, str) and key in _settings_of(family, name) and key not in own
         }
-        return self.model_copy(update={"shape": {"family": family, **inherited, **own}, "compare": None})
+        return self.model_copy(
+            update={"model": model, "shape": {"family": family, **inherited, **own}, "compare": None}
+        )
+
+    def _model_of(self, name: str, own: Any) -> ModelSection:  # noqa: ANN401 - as a person wrote it
+        where = f"compare.shapes.{name}.model"
+        if not isinstance(own, dict):
+            raise ConfigError(f"{where}: expected settings of the section `model`, got {own!r}")
+        for key in _SHARED_MODEL:
+            if key in own:
+                raise ConfigError(f"{where}.{key}: shapes can only be compared with one {key}; set it under model")
+        try:
+            return ModelSection.model_validate(self.model.model_dump() | own)
+        except ValidationError as error:
+            raise ConfigError(_unknown_name(error, ModelSection, f"{where}.") or f"{where}.{one_line(error)}") from None
 
     def to_yaml(self) -> str:
         """The resolved configuration; `load_config` reads it back to an equal one."""
@@ -133,14 +154,15 @@ def parse_config(data: Mapping[str, Any]) -> RunConfig:
     try:
         config = RunConfig.model_validate(dict(data))
     except ValidationError as error:
-        raise ConfigError(_unknown_name(error) or one_line(error)) from None
+        raise ConfigError(_unknown_name(error, RunConfig) or one_line(error)) from None
     for plugin in config.plugins:
         load_plugin(plugin)
     # No rule about shapes depends on the vocabulary, so that this needs no data.
     config.design(vocab_size=256)
     for name in config.compare.shapes if config.compare else ():
+        own = config.for_shape(name)
         try:
-            config.for_shape(name).design(vocab_size=256)
+            own.design(vocab_size=256)
         except ConfigError as error:
             raise ConfigError(
                 f"compare.shapes.{name}: {str(error).removeprefix('shape.').removeprefix('shape: ')}"
@@ -172,24 +194,28 @@ def _set(data: dict[str, Any], override: str) -> None:
     place[key] = parse_yaml(text, f"-s {name}")
 
 
-def _unknown_name(error: ValidationError) -> str | None:
-    """The line for an unknown key, with the nearest known one."""
+def _unknown_name(error: ValidationError, model: type[BaseModel], prefix: str = "") -> str | None:
+    """The line for a key that `model` does not know, with the nearest known one."""
     for problem in error.errors():
         if problem["type"] == "extra_forbidden":
             *sections, key = (str(part) for part in problem["loc"])
-            known = _known_names(sections)
-            return f"{'.'.join([*sections, key])}: unknown setting{nearest(key, known)}; known here: {', '.join(known)}"
+            known = _known_names(model, sections)
+            where = prefix + ".".join([*sections, key])
+            return f"{where}: unknown setting{nearest(key, known)}; known here: {', '.join(known)}"
     return None
 
 
-def _known_names(sections: Sequence[str]) -> list[str]:
-    model: type[BaseModel] = RunConfig
+def _known_names(model: type[BaseModel], sections: Sequence[str]) -> list[str]:
+    """Fields of the section inside `model`; names of a person's own, as those of contrasts, lead into their values."""
     for section in sections:
-        for candidate in (
-            model.model_fields[section].annotation,
-            *getattr(model.model_fields[section].annotation, "__args__", ()),
-        ):
-            if isinstance(candidate, type) and issubclass(candidate, BaseModel):
-                model = candidate
-                break
+        if section in model.model_fields:
+            model = _section_in(model.model_fields[section].annotation) or model
     return list(model.model_fields)
+
+
+def _section_in(annotation: Any) -> type[BaseModel] | None:  # noqa: ANN401 - any type
+    """The section that a field holds: itself, or optional, or as a dictionary's values."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    found = (_section_in(argument) for argument in getattr(annotation, "__args__", ()))
+    return next((section for section in found if section), None)

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from entasis.settings import is_text
+from entasis.settings import is_text, nearest
 from entasis.shape.model_config import (
     Activation,
     AttentionScale,
@@ -138,13 +138,23 @@ class TuneSection(Section):
     """A seed that no compared run uses."""
 
 
+class ContrastSection(Section):
+    """Two groups of compared shapes, whose mean losses are compared seed by seed."""
+
+    of: Annotated[list[_ShapeName], Field(min_length=1)]
+    against: Annotated[list[_ShapeName], Field(min_length=1)]
+
+
 class CompareSection(Section):
     """Read by `entasis compare` only."""
 
     shapes: Annotated[dict[_ShapeName, dict[str, Any]], Field(min_length=1)]
+    """Settings over those of `shape`, and under `model` settings over those of `model`."""
     seeds: Annotated[list[_Seed], Field(min_length=1)] = [0, 1, 2]
     match: MatchSection = MatchSection()
     tune: TuneSection | None = None
+    contrasts: dict[_ShapeName, ContrastSection] = {}
+    """Differences between groups of shapes, beside those to the reference."""
     prompt: str = "In the beginning"
     """What the report's text samples continue."""
 
@@ -163,4 +173,18 @@ class CompareSection(Section):
             raise ValueError(f"tune.seed {self.tune.seed} is also in seeds {self.seeds}; tune on a seed of its own")
         if self.tune is not None and len(set(self.tune.learning_rate)) < len(self.tune.learning_rate):
             raise ValueError(f"tune.learning_rate {self.tune.learning_rate} repeats a rate")
+        return self
+
+    @model_validator(mode="after")
+    def _contrasts_are_of_shapes(self) -> CompareSection:
+        for name, contrast in self.contrasts.items():
+            both = [*contrast.of, *contrast.against]
+            for shape in both:
+                if shape not in self.shapes:
+                    raise ValueError(
+                        f"contrasts.{name}: {shape} is not among shapes{nearest(shape, self.shapes)}; "
+                        f"known here: {', '.join(self.shapes)}"
+                    )
+                if both.count(shape) > 1:
+                    raise ValueError(f"contrasts.{name}: {shape} stands there twice; a shape is on one side, once")
         return self

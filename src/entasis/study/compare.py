@@ -16,7 +16,6 @@ from entasis.data.dataset import TokenData
 from entasis.errors import ConfigError, EntasisError
 from entasis.report.comparison import write_report
 from entasis.report.schema import Comparison, RatePoint
-from entasis.run.checkpoint import NonFiniteError
 from entasis.run.config import RunConfig
 from entasis.run.files import write_json
 from entasis.run.folder import RunFolder
@@ -25,10 +24,7 @@ from entasis.shape.budget import Budget, budget
 from entasis.shape.match import MATCH_FIELDS
 from entasis.shape.registry import Design
 from entasis.study.results import ShapeRuns, comparison_results
-from entasis.train.loop import train
-
-_PROTOCOL = ("steps", "evaluate_every", "evaluate_tokens")
-"""Settings of `train` that may change when one run goes on, but not between the runs of a study."""
+from entasis.study.workers import Job, shared_threads, train_jobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +38,13 @@ class Entry:
     budget: Budget
 
 
-def compare(config: RunConfig, console: Console, *, command: str, allow_unequal: bool = False) -> Comparison:
+def compare(
+    config: RunConfig, console: Console, *, command: str, allow_unequal: bool = False, workers: int = 1
+) -> Comparison:
     """Runs the comparison of `config` to its end and writes `results.json` and `report.html` into its folder.
+
+    With several `workers` as many runs are trained at once, each in a process of its own; where the number of CPU
+    threads is `auto` they share the cores.
 
     Raises:
         ConfigError: there is nothing to compare, or the budgets differ by more than the tolerance.
@@ -63,21 +64,24 @@ def compare(config: RunConfig, console: Console, *, command: str, allow_unequal:
     if RunFolder(folder).holds_a_run:
         raise ConfigError(f"out: {folder} holds a run of `entasis train`; choose another folder for the study")
     with RunFolder(folder).locked():
-        tuning = {entry.name: _tune(entry, section, folder, console) for entry in entries}
+        tuning = _tune(entries, section, folder, console, workers)
         rates = {
             entry.name: _best_rate(entry.name, tuning[entry.name]) or config.optimizer.learning_rate
             for entry in entries
         }
         runs: dict[str, list[Path]] = {entry.name: [] for entry in entries}
-        total, done = len(section.seeds) * len(entries), 0
+        jobs: list[Job] = []
+        total = len(section.seeds) * len(entries)
         # Seeds outside, shapes inside: the shapes' rates are measured in turn, under the same conditions.
         for seed in section.seeds:
             for entry in entries:
-                done += 1
                 out = folder / "runs" / f"{entry.name}-seed{seed}"
-                run = _run_config(entry, seed, rates[entry.name], out)
-                _train(run, console, f"{entry.name}, seed {seed} ({done}/{total})")
+                run = _run_config(entry, seed, rates[entry.name], out, workers)
+                jobs.append(Job(run, f"{entry.name}, seed {seed} ({len(jobs) + 1}/{total})"))
                 runs[entry.name].append(out)
+        for _, divergence in train_jobs(jobs, console, workers=workers):
+            if divergence:
+                raise divergence
 
         console.print("writing the report", markup=False, highlight=False)
         results = comparison_results(
@@ -86,6 +90,7 @@ def compare(config: RunConfig, console: Console, *, command: str, allow_unequal:
             command=command,
             reference=reference.name,
             unequal=list(unequal),
+            workers=workers,
             shapes=[
                 ShapeRuns(
                     entry.name, entry.design, entry.budget, rates[entry.name], tuning[entry.name], runs[entry.name]
@@ -127,28 +132,46 @@ def _unequal(entries: Sequence[Entry], reference: Entry, section: CompareSection
     return found
 
 
-def _tune(entry: Entry, section: CompareSection, folder: Path, console: Console) -> list[RatePoint]:
-    """Final held-out loss at each rate; empty without tuning."""
-    if section.tune is None:
-        return []
-    points = []
-    rates = section.tune.learning_rate
-    for number, rate in enumerate(rates, start=1):
-        out = folder / "tuning" / f"{entry.name}-rate{rate!r}"
-        config = _run_config(entry, section.tune.seed, rate, out)
-        label = f"{entry.name}, tuning at {rate:g} ({number}/{len(rates)})"
-        diverged = out / "diverged.json"
-        loss: float | None = None
-        # Of another configuration, the run is tried again, and refused if the run folder does not allow the change.
-        if not (diverged.exists() and RunFolder(out).read_config() == config):
-            try:
-                _train(config, console, label)
-                loss = RunFolder(out).read_metrics()[-1]["val_loss"]
-            except NonFiniteError as error:
-                write_json(diverged, {"message": str(error)})
-                console.print(str(error), markup=False, highlight=False, soft_wrap=True)
-        points.append(RatePoint(learning_rate=rate, final_val_loss=loss))
-    return points
+def _tune(
+    entries: Sequence[Entry], section: CompareSection, folder: Path, console: Console, workers: int
+) -> dict[str, list[RatePoint]]:
+    """Each shape's final held-out loss at each rate; empty lists without tuning."""
+    rates = section.tune.learning_rate if section.tune else []
+    seed = section.tune.seed if section.tune else 0
+    jobs = [
+        Job(
+            _run_config(entry, seed, rate, folder / "tuning" / f"{entry.name}-rate{rate!r}", workers),
+            f"{entry.name}, tuning at {rate:g} ({number}/{len(rates)})",
+        )
+        for entry in entries
+        for number, rate in enumerate(rates, start=1)
+    ]
+    # Of another configuration, the run is tried again, and refused if the run folder does not allow the change.
+    open_jobs = [
+        job
+        for job in jobs
+        if not _diverged(job).exists() or RunFolder(Path(job.config.out)).read_config() != job.config
+    ]
+    for number, divergence in train_jobs(open_jobs, console, workers=workers):
+        if divergence:
+            write_json(_diverged(open_jobs[number]), {"message": str(divergence)})
+            console.print(str(divergence), markup=False, highlight=False, soft_wrap=True)
+        else:
+            _diverged(open_jobs[number]).unlink(missing_ok=True)
+    losses = iter([None if _diverged(job).exists() else _final_loss(job) for job in jobs])
+    return {
+        entry.name: [RatePoint(learning_rate=rate, final_val_loss=next(losses)) for rate in rates] for entry in entries
+    }
+
+
+def _diverged(job: Job) -> Path:
+    """The file that says that a trial's loss became non-finite."""
+    return Path(job.config.out) / "diverged.json"
+
+
+def _final_loss(job: Job) -> float:
+    loss: float = RunFolder(Path(job.config.out)).read_metrics()[-1]["val_loss"]
+    return loss
 
 
 def _best_rate(name: str, tuning: Sequence[RatePoint]) -> float | None:
@@ -161,34 +184,13 @@ def _best_rate(name: str, tuning: Sequence[RatePoint]) -> float | None:
     return min(finite)[1] if finite else None
 
 
-def _run_config(entry: Entry, seed: int, rate: float, out: Path) -> RunConfig:
+def _run_config(entry: Entry, seed: int, rate: float, out: Path, workers: int) -> RunConfig:
+    settings = entry.config.train
+    threads = shared_threads(workers) if workers > 1 and settings.threads == "auto" else settings.threads
     return entry.config.model_copy(
         update={
-            "train": entry.config.train.model_copy(update={"seed": seed}),
+            "train": settings.model_copy(update={"seed": seed, "threads": threads}),
             "optimizer": entry.config.optimizer.model_copy(update={"learning_rate": rate}),
             "out": str(out),
         }
     )
-
-
-def _train(config: RunConfig, console: Console, label: str) -> None:
-    """Trains one run of the study to its end, unless it is finished.
-
-    Raises:
-        ConfigError: the folder holds a run that was trained or evaluated otherwise.
-        NonFiniteError: the run diverged; the line names it.
-    """
-    folder = RunFolder(Path(config.out))
-    if folder.config_file.exists():
-        before = folder.read_config().train
-        for name in _PROTOCOL:
-            was, now = getattr(before, name), getattr(config.train, name)
-            if was != now:
-                raise ConfigError(
-                    f"train.{name}: the study has a run with {was} ({folder.path}), and now it is {now}; such runs "
-                    "cannot be compared: set it back, or choose another `out`"
-                )
-    try:
-        train(config, console, label=label)
-    except NonFiniteError as error:
-        raise NonFiniteError(f"{label}: {error}") from None

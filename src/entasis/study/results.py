@@ -18,6 +18,7 @@ from entasis.generate.sample import generate_text
 from entasis.report.schema import (
     COMPARISON_FORMAT,
     Comparison,
+    Contrast,
     CurvePoint,
     DataSummary,
     RatePoint,
@@ -28,6 +29,7 @@ from entasis.report.schema import (
 from entasis.run.config import RunConfig
 from entasis.run.folder import RunFolder
 from entasis.run.load import LoadedRun, load_run
+from entasis.run.sections import ContrastSection
 from entasis.shape.budget import Budget
 from entasis.shape.draw import findings_text
 from entasis.shape.registry import Design
@@ -61,6 +63,7 @@ def comparison_results(
     command: str,
     reference: str,
     unequal: list[str],
+    workers: int,
     shapes: Sequence[ShapeRuns],
 ) -> Comparison:
     """Everything that a report says, from finished runs."""
@@ -108,8 +111,29 @@ def comparison_results(
         epochs=config.train.steps * config.batch_sequences / windows,
         exploratory=any(result["tokens_per_parameter"] < QUALITY_TOKENS_PER_PARAMETER for result in results.values()),
         sample_prompt=section.prompt,
+        workers=workers,
         shapes=results,
+        contrasts=[_contrast(name, contrast, runs) for name, contrast in section.contrasts.items()],
     )
+
+
+def _contrast(name: str, section: ContrastSection, runs: dict[str, list[RunResult]]) -> Contrast:
+    of, against = (_mean_finals([runs[shape] for shape in group]) for group in (section.of, section.against))
+    return Contrast(
+        name=name,
+        of=list(section.of),
+        against=list(section.against),
+        difference=paired_difference(of, against, name=_group(section.of), reference_name=_group(section.against)),
+    )
+
+
+def _mean_finals(shapes: Sequence[Sequence[RunResult]]) -> list[float]:
+    """Per seed, the mean of the shapes' final losses."""
+    return [mean(losses) for losses in zip(*(_finals(runs) for runs in shapes), strict=True)]
+
+
+def _group(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"the mean of {_title(names)}"
 
 
 def _run_result(folder: Path, seed: int, config: RunConfig, bytes_per_token: float) -> RunResult:
@@ -154,6 +178,7 @@ def _shape_result(
     return ShapeResult(
         family=shape.design.family,
         settings=config.for_shape(shape.name).shape,
+        model=config.compare.shapes[shape.name].get("model", {}),
         shape=shape.design.shape.to_dict(),
         budget=shape.budget.to_dict(),
         ratio=shape.budget.ratio_to(reference.budget),
