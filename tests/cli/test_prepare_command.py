@@ -60,6 +60,14 @@ def test_if_missing_accepts_the_same_and_force_replaces(text: Path, tmp_path: Pa
     assert TokenData.open(out).manifest.request["held_out"] == 0.2
 
 
+def test_only_the_first_documents_are_taken(text: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    result = run(text, "--out", out, "--documents", "7")
+    assert "7 documents," in result.output
+    assert "holds other data (documents: 7, now None)" in refusal(run(text, "--out", out, "--if-missing"))
+    assert run(text, "--out", out, "--documents", "7", "--if-missing").exit_code == 0
+
+
 def test_damaged_data_is_not_taken_for_complete(text: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     run(text, "--out", out)
@@ -83,6 +91,8 @@ def test_a_single_document_says_that_its_tail_is_held_out(tmp_path: Path) -> Non
         (["--tokenizer", "bpe:7"], "--tokenizer"),
         (["--tokenizer", "nowhere.json"], "--tokenizer"),
         (["--shard-tokens", "0"], "--shard-tokens"),
+        (["--documents", "0"], "--documents"),
+        (["--tokenizer", "tiktoken:cl99k"], "--tokenizer"),
     ],
 )
 def test_wrong_settings_name_the_option(text: Path, tmp_path: Path, arguments: list[str], field: str) -> None:

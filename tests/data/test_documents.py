@@ -5,17 +5,32 @@ from __future__ import annotations
 import gzip
 import json
 import sys
+import tracemalloc
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+import zstandard
+from pyarrow import parquet
 
 from entasis.data.corpora import CORPORA, NamedCorpus, clean_verse_text
-from entasis.data.documents import Sources
+from entasis.data.documents import SUFFIXES, Sources
 from entasis.errors import ConfigError, EntasisError
 
 
 def texts(*given: Path | str, text_field: str = "text") -> list[str]:
     return list(Sources.find(tuple(map(str, given)), text_field).documents())
+
+
+def packed(data: bytes, suffix: str) -> bytes:
+    if suffix.endswith(".gz"):
+        return gzip.compress(data)
+    return zstandard.compress(data) if suffix.endswith(".zst") else data
+
+
+def write_parquet(file: Path, **columns: object) -> Path:
+    parquet.write_table(pa.table(columns), file, row_group_size=1000)
+    return file
 
 
 def test_text_is_cut_at_blank_lines(tmp_path: Path) -> None:
@@ -24,12 +39,63 @@ def test_text_is_cut_at_blank_lines(tmp_path: Path) -> None:
     assert texts(file) == ["one\ntwo", "  three", "four"]
 
 
-@pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz"])
+@pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz", ".jsonl.zst"])
 def test_json_lines_are_one_document_a_record(tmp_path: Path, suffix: str) -> None:
     file = tmp_path / f"a{suffix}"
     data = "\n".join(json.dumps({"body": text}) for text in ("one\n\ntwo", "", "日本")).encode() + b"\n\n"
-    file.write_bytes(gzip.compress(data) if suffix.endswith("gz") else data)
+    file.write_bytes(packed(data, suffix))
     assert texts(file, text_field="body") == ["one\n\ntwo", "", "日本"]
+
+
+@pytest.mark.parametrize("suffix", [".txt.gz", ".txt.zst"])
+def test_compressed_text(tmp_path: Path, suffix: str) -> None:
+    file = tmp_path / f"a{suffix}"
+    file.write_bytes(packed("\ufeffone\n\n日本\n".encode(), suffix))
+    assert texts(file) == ["one", "日本"]
+
+
+def test_zstandard_frames_of_any_size_follow_each_other(tmp_path: Path) -> None:
+    lines = [json.dumps({"text": f"{i} " * 300}).encode() + b"\n" for i in range(3000)]
+    cut = 1_000_003  # within a line
+    data = b"".join(lines)
+    file = tmp_path / "a.jsonl.zst"
+    file.write_bytes(b"".join(map(zstandard.compress, (data[:cut], b"", data[cut:]))))
+    assert texts(file) == [f"{i} " * 300 for i in range(3000)]
+
+
+def test_parquet_is_one_document_a_row(tmp_path: Path) -> None:
+    documents = [f"document {i}\n\n日本" for i in range(2500)]
+    file = write_parquet(tmp_path / "a.parquet", id=list(range(2500)), body=documents)
+    assert texts(file, text_field="body") == documents
+    large = pa.table({"text": pa.array(documents, pa.large_string())})
+    parquet.write_table(large, tmp_path / "b.parquet")
+    parquet.write_table(pa.table({"text": pa.array(["a", "b", "a"]).dictionary_encode()}), tmp_path / "c.parquet")
+    assert texts(tmp_path / "b.parquet", tmp_path / "c.parquet") == [*documents, "a", "b", "a"]
+
+
+def test_parquet_is_read_in_pieces(tmp_path: Path) -> None:
+    file = tmp_path / "a.parquet"
+    table = pa.table({"text": [f"{i:05d}" * 400 for i in range(20_000)], "more": ["x" * 1000] * 20_000})  # 40 MB
+    parquet.write_table(table, file, row_group_size=20_000, use_dictionary=False, compression="none")
+    del table
+    before = pa.total_allocated_bytes()
+    tracemalloc.start()
+    try:
+        documents = Sources.find((str(file),)).documents()
+        most = max(pa.total_allocated_bytes() - before for _ in documents)
+        assert most < 10e6
+        assert tracemalloc.get_traced_memory()[1] < 10e6
+    finally:
+        tracemalloc.stop()
+
+
+def test_only_the_first_documents_of_all_sources_together(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one\n\ntwo")
+    (tmp_path / "b.txt").write_text("three\n\nfour")
+    (tmp_path / "c.jsonl").write_text("broken, and never read")
+    assert list(Sources.find((str(tmp_path),), limit=3).documents()) == ["one", "two", "three"]
+    with pytest.raises(ConfigError, match="--documents: expected at least 1, got 0"):
+        Sources.find((str(tmp_path),), limit=0)
 
 
 def test_folders_and_globs_are_sorted_and_skip_other_files(tmp_path: Path) -> None:
@@ -98,6 +164,62 @@ def test_a_cut_gzip_file_names_the_file(tmp_path: Path) -> None:
     file.write_bytes(gzip.compress(b'{"text": "a"}\n' * 100)[:-12])
     with pytest.raises(EntasisError, match=r"a\.jsonl\.gz: broken gzip file"):
         texts(file)
+
+
+@pytest.mark.parametrize("suffix", [".jsonl.zst", ".txt.zst"])
+def test_a_cut_or_damaged_zstandard_file_names_the_file(tmp_path: Path, suffix: str) -> None:
+    file = tmp_path / f"a{suffix}"
+    whole = zstandard.compress(b"".join(b'{"text": "%d"}\n' % i for i in range(10_000)))
+    for data in (whole[:-3], whole[: len(whole) // 2], whole[:5], whole + b"rest", b"no such thing", whole + whole[:9]):
+        file.write_bytes(data)
+        with pytest.raises(EntasisError, match=rf"a{suffix}: broken Zstandard file \(") as caught:
+            texts(file)
+        assert "\n" not in str(caught.value)
+
+
+def test_parquet_that_cannot_be_used_names_file_and_column(tmp_path: Path) -> None:
+    file = write_parquet(tmp_path / "a.parquet", id=[1, 2], text=["a", None], raw=[b"a", b"b"])
+    for column, message in (
+        ("body", r"a\.parquet: no column 'body' \(it has: id, text, raw\); choose one with --text-field"),
+        ("text", r"a\.parquet, row 2: column 'text' holds NoneType, not text"),
+        ("id", "row 1: column 'id' holds int"),
+        ("raw", "row 1: column 'raw' holds bytes"),
+    ):
+        with pytest.raises(EntasisError, match=message):
+            texts(file, text_field=column)
+    latin = pa.Array.from_buffers(pa.string(), 1, [None, *pa.array([b"na\xefve"]).buffers()[1:]])
+    with pytest.raises(EntasisError, match=r"b\.parquet, row 1: not UTF-8 \(byte 0xef\)"):
+        texts(write_parquet(tmp_path / "b.parquet", text=latin))
+    whole = write_parquet(file, text=[f"{i}" * 50 for i in range(5000)]).read_bytes()
+    for data in (
+        whole[:-20],
+        whole[: len(whole) // 2],
+        b"",
+        b"no such thing",
+        bytes(50_000).join((whole[:9], whole[50_009:])),
+    ):
+        file.write_bytes(data)
+        with pytest.raises(EntasisError, match=r"a\.parquet: broken Parquet file \(") as caught:
+            texts(file)
+        assert "\n" not in str(caught.value)
+
+
+def test_without_pyarrow_one_line_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = write_parquet(tmp_path / "a.parquet", text=["a"])
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(
+        EntasisError, match=r"a\.parquet: reading \.parquet needs pyarrow; run: pip install 'entasis\[hub\]'"
+    ):
+        texts(file)
+
+
+def test_every_kind_of_file_is_found_in_a_folder(tmp_path: Path) -> None:
+    for suffix in SUFFIXES:
+        data = b"text" if suffix.startswith(".txt") else b'{"text": "text"}'
+        (tmp_path / f"a{suffix}").write_bytes(packed(data, suffix))
+    write_parquet(tmp_path / "a.parquet", text=["text"])
+    assert len(SUFFIXES) == 7
+    assert texts(tmp_path) == ["text"] * 7
 
 
 def test_named_corpus_is_read_without_importing_it() -> None:

@@ -21,21 +21,30 @@ def prepare(
         list[str],
         typer.Argument(
             metavar="SOURCE...",
-            help="Text: .txt (documents between blank lines), .jsonl, .jsonl.gz, folders and globs of them, or a named "
-            "corpus: web-bible, kjv-bible.",
+            help="Text: .txt (documents between blank lines) and .jsonl, each also .gz or .zst, .parquet, folders and "
+            "globs of them; a named corpus: web-bible, kjv-bible; from the network: fineweb (its 10-billion-token "
+            "sample), dclm (deduplicated), or any dataset as hf:OWNER/NAME[:CONFIG[:SPLIT]].",
             show_default=False,
         ),
     ],
     out: Annotated[Path, typer.Option(help="Folder to make.", show_default=False)],
     tokenizer: Annotated[
         str,
-        typer.Option(help="bytes, bpe:N (trained on the training text), or a Hugging Face tokenizer file or folder."),
+        typer.Option(
+            help="bytes, bpe:N (trained on the training text), tiktoken:gpt2, tiktoken:cl100k_base, "
+            "tiktoken:o200k_base, tiktoken:FOLDER with a rank file NAME.tiktoken, or a Hugging Face tokenizer file or "
+            "folder."
+        ),
     ] = "bytes",
     eos: Annotated[
         str | None, typer.Option(help="Token that ends a document, where the tokenizer file does not say.")
     ] = None,
     held_out: Annotated[float, typer.Option(help="Share of the documents that is held out.")] = 0.01,
-    text_field: Annotated[str, typer.Option(help="Field of a JSON record that holds its text.")] = "text",
+    documents: Annotated[
+        int | None,
+        typer.Option(help="Take only the first so many documents of all sources together.", show_default=False),
+    ] = None,
+    text_field: Annotated[str, typer.Option(help="Field of a record, or column, that holds the text.")] = "text",
     processes: Annotated[
         int | None, typer.Option(help="Worker processes; by default as many as pay.", show_default=False)
     ] = None,
@@ -48,7 +57,7 @@ def prepare(
     from entasis.data.prepare import Preparation, find_prepared, prepare_data
     from entasis.errors import ConfigError
 
-    sources = Sources.find(tuple(source), text_field)
+    sources = Sources.find(tuple(source), text_field, documents)
     preparation = Preparation(sources, tokenizer, eos, held_out, shard_tokens)
     prepared = None if force else find_prepared(preparation, out)
     if prepared is not None:

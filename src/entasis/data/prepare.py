@@ -1,12 +1,14 @@
 """From text to a folder of token shards: read, choose what is held out, train or open the tokenizer, encode, write.
 
 The text is read from its files two or three times (to measure it, to train a BPE, to encode it) and never held as a
-whole; what grows with the text is some forty bytes of memory per document. The folder depends on the request only,
-not on the number of processes.
+whole; what grows with the text is some forty bytes of memory per document. What comes from the network is read once,
+into a compressed copy that goes when the folder is done. The folder depends on the request only, not on the number of
+processes.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 from array import array
@@ -14,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -35,14 +38,24 @@ from entasis.data.manifest import (
 )
 from entasis.data.shards import SplitWriter, token_dtype
 from entasis.data.split import Mask, choose_held_out, cut_tail
-from entasis.data.tokenizers import ByteTokenizer, Tokenizer, bpe_vocab_size, open_tokenizer_file, train_bpe
+from entasis.data.streamed import read_once
+from entasis.data.tiktoken_ranks import PREFIX as TIKTOKEN
+from entasis.data.tiktoken_ranks import open_tiktoken
+from entasis.data.tokenizers import (
+    ByteTokenizer,
+    FileTokenizer,
+    Tokenizer,
+    bpe_vocab_size,
+    open_tokenizer_file,
+    train_bpe,
+)
 from entasis.data.workplace import complete_or_absent
 from entasis.errors import ConfigError, EntasisError
 
 DEFAULT_SHARD_TOKENS = 100_000_000
 _SMALL_TEXT_BYTES = 16 << 20  # below this, starting processes takes longer than they save
 
-Progress = Callable[[Literal["reading", "training the tokenizer", "encoding"], int, int | None], None]
+Progress = Callable[[Literal["streaming", "reading", "training the tokenizer", "encoding"], int, int | None], None]
 """Called with what is being done, the bytes of text done, and the bytes in all (None: not known yet)."""
 
 
@@ -56,7 +69,7 @@ class Preparation:
 
     sources: Sources
     tokenizer: str = "bytes"
-    """`bytes`, `bpe:N`, or the path of a Hugging Face tokenizer.json or of a folder that holds one."""
+    """`bytes`, `bpe:N`, `tiktoken:NAME`, or the path of a Hugging Face tokenizer.json or of a folder that holds one."""
     eos: str | None = None
     """Token that ends a document, for a tokenizer file that does not say."""
     held_out: float = 0.01
@@ -69,23 +82,34 @@ class Preparation:
             raise ConfigError(f"--held-out: expected a share between 0 and 1, got {self.held_out}")
         if self.shard_tokens < 1:
             raise ConfigError(f"--shard-tokens: expected at least 1, got {self.shard_tokens}")
-        is_file = self.tokenizer != "bytes" and bpe_vocab_size(self.tokenizer) is None
-        if self.eos is not None and not is_file:
+        is_made = self.tokenizer == "bytes" or bpe_vocab_size(self.tokenizer) is not None
+        if self.eos is not None and (is_made or self.tokenizer.startswith(TIKTOKEN)):
             raise ConfigError(f"--eos: only for a tokenizer file; {self.tokenizer} has its own")
 
     def request(self) -> dict[str, Any]:
         """What the manifest keeps to tell one request from another: no places, no times."""
         tokenizer: str | dict[str, str] = self.tokenizer
         if self.tokenizer != "bytes" and bpe_vocab_size(self.tokenizer) is None:
-            opened = open_tokenizer_file(Path(self.tokenizer), self.eos)
+            opened = self.given_tokenizer()
             tokenizer = {"name": opened.name, "fingerprint": opened.fingerprint}
         return {
             "sources": self.sources.identity(),
             "text_field": self.sources.text_field,
+            "documents": self.sources.limit,
             "tokenizer": tokenizer,
             "held_out": self.held_out,
             "shard_tokens": self.shard_tokens,
         }
+
+    def given_tokenizer(self) -> FileTokenizer:
+        """The tokenizer of a file or of tiktoken, where `tokenizer` names one.
+
+        Raises:
+            EntasisError: it is not there or cannot be used.
+        """
+        if self.tokenizer.startswith(TIKTOKEN):
+            return open_tiktoken(self.tokenizer)
+        return open_tokenizer_file(Path(self.tokenizer), self.eos)
 
 
 def find_prepared(preparation: Preparation, out: Path) -> TokenData | None:
@@ -113,13 +137,17 @@ def find_prepared(preparation: Preparation, out: Path) -> TokenData | None:
     return TokenData.open(out)
 
 
+def _silent(_what: str, _done: int, _total: int | None) -> None:
+    """Nobody wants to know."""
+
+
 def prepare_data(
     preparation: Preparation,
     out: Path,
     *,
     processes: int | None = None,
     replace: bool = False,
-    progress: Progress | None = None,
+    progress: Progress = _silent,
 ) -> TokenData:
     """Make the folder `out`: complete when it appears, and never there by half.
 
@@ -140,7 +168,10 @@ def prepare_data(
     request = preparation.request()
     try:
         with complete_or_absent(out.resolve(), replace=replace) as folder:
-            write_manifest(_fill(folder, preparation, request, processes, progress or _silent), folder)
+            with read_once(preparation.sources, folder, partial(progress, "streaming")) as sources:
+                here = dataclasses.replace(preparation, sources=sources)
+                manifest = _fill(folder, here, request, processes, progress)
+            write_manifest(manifest, folder)
     except OSError as error:
         raise EntasisError(f"{error.filename or out}: cannot be written ({error.strerror})") from error
     return TokenData.open(out)
@@ -272,7 +303,7 @@ def _make_tokenizer(
         return ByteTokenizer()
     vocab_size = bpe_vocab_size(preparation.tokenizer)
     if vocab_size is None:
-        return open_tokenizer_file(Path(preparation.tokenizer), preparation.eos)
+        return preparation.given_tokenizer()
 
     def train_texts() -> Iterator[str]:
         done = 0
@@ -293,7 +324,3 @@ def _unigram_bits_per_byte(train: SplitWriter, held_out: SplitWriter, record: Sp
 
 def _available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _silent(_what: str, _done: int, _total: int | None) -> None:
-    """Nobody wants to know."""
