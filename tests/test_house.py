@@ -32,7 +32,7 @@ ROOMS = {room for floor in FLOORS for room in floor} | set(BESIDE)
 FOR_ALL = {"errors", "settings"}
 """Root modules that every room may import; they import no room."""
 
-HEAVY = ("torch", "transformers", "matplotlib", "scipy", "tokenizers", "numpy", "pandas")
+HEAVY = ("torch", "transformers", "matplotlib", "scipy", "tokenizers", "numpy", "pandas", "pyarrow", "datasets")
 
 
 def room_of(path: Path) -> str | None:
