@@ -28,6 +28,18 @@ def test_a_plan_counts_the_whole_run() -> None:
     assert made.hours == run.hours
 
 
+def test_what_is_computed_again_costs_time_and_saves_memory() -> None:
+    none, block, selective = (
+        plan(load_config("prism-124m", [f"train.activation_checkpointing={how}"]), "H100", 0.5).runs[0]
+        for how in ("none", "block", "selective")
+    )
+    assert block.activation_bytes < selective.activation_bytes < none.activation_bytes
+    assert none.flops == block.flops == selective.flops
+    assert selective.hours == none.hours
+    head = 2 * 768 * 50_257
+    assert block.hours / none.hours == pytest.approx((4 - head / none.budget.flops_per_token) / 3)
+
+
 @pytest.mark.parametrize(("name", "least", "most"), [("1h", 0.8, 1.1), ("6h", 4, 6), ("24h", 16, 24)])
 def test_one_gpu_presets_fit_their_hours(name: str, least: float, most: float) -> None:
     config = load_config(f"one-gpu-{name}")

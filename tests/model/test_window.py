@@ -63,7 +63,7 @@ def compare(length: int, time: int, *, least: int, with_documents: bool, dtype: 
         )
     documents = random_documents(2, time, seed=time) if with_documents else None
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(window, "_LEAST_BLOCK", least)
+        patch.setattr(window, "LEAST_BLOCK", least)
         mask = attention_masks([length], time, documents, causal=True, device=CPU)[length]
     assert isinstance(mask, WindowMask)
     x = torch.randn(2, time, 32, generator=torch.Generator().manual_seed(1), dtype=dtype).requires_grad_()
@@ -89,8 +89,8 @@ def test_blocks_equal_a_dense_mask(data: st.DataObject) -> None:
 @pytest.mark.parametrize("with_documents", [False, True])
 @pytest.mark.parametrize(("length", "time"), [(1, 200), (7, 200), (64, 199), (150, 330), (199, 200)])
 def test_blocks_of_the_real_size(length: int, time: int, with_documents: bool) -> None:
-    compare(length, time, least=window._LEAST_BLOCK, with_documents=with_documents)
-    compare(length, time, least=window._LEAST_BLOCK, with_documents=with_documents, dtype=torch.float32)
+    compare(length, time, least=window.LEAST_BLOCK, with_documents=with_documents)
+    compare(length, time, least=window.LEAST_BLOCK, with_documents=with_documents, dtype=torch.float32)
 
 
 def test_a_model_with_windows_equals_one_with_dense_masks(monkeypatch: pytest.MonkeyPatch) -> None:

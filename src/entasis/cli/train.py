@@ -39,6 +39,9 @@ def _plan_text(config: RunConfig, on: str, mfu: float) -> str:
     from entasis.bench.plan import plan
 
     made = plan(config, on, mfu)
+    held = f"{config.train.micro_batch} sequences"
+    if config.train.activation_checkpointing != "none":
+        held += f", activation checkpointing: {config.train.activation_checkpointing}"
     lines = []
     for run in made.runs:
         lines += [
@@ -48,7 +51,7 @@ def _plan_text(config: RunConfig, on: str, mfu: float) -> str:
             f"  tokens                {run.tokens:,} ({run.tokens_per_parameter:.1f} per non-embedding parameter)",
             f"  FLOPs                 {run.flops:.3e} ({run.budget.flops_per_token:,} per token, forward)",
             f"  memory                {run.state_bytes / 2**30:.2f} GiB weights, gradients, optimizer + about "
-            f"{run.activation_bytes / 2**30:.2f} GiB activations ({config.train.micro_batch} sequences)",
+            f"{run.activation_bytes / 2**30:.2f} GiB activations ({held})",
             f"  hours                 {run.hours:.2f}",
         ]
     if made.repeats > 1:

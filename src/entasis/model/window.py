@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from entasis.model.documents import document_mask, document_starts
 
-_LEAST_BLOCK = 64
+LEAST_BLOCK = 64
 """Kernels work on tiles of about this many queries; shorter blocks would save nothing."""
 
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
@@ -94,7 +94,7 @@ def _window_mask(
     window: int, time: int, documents: Int[Tensor, "batch time"] | None, device: torch.device
 ) -> WindowMask:
     rest = time - window
-    blocks = math.ceil(rest / max(_LEAST_BLOCK, window // 2))
+    blocks = math.ceil(rest / max(LEAST_BLOCK, window // 2))
     block = math.ceil(rest / blocks)
     # Query r of a block is its key r + window - 1, since the block's keys begin window - 1 before it.
     behind = torch.arange(block, device=device)[:, None] + window - 1 - torch.arange(block + window - 1, device=device)

@@ -34,6 +34,7 @@ _MAY_CHANGE = {
     ("train", "device"),
     ("train", "threads"),
     ("train", "compile"),
+    ("train", "activation_checkpointing"),
 }
 
 

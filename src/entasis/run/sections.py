@@ -17,6 +17,7 @@ from entasis.shape.model_config import (
     Style,
 )
 
+ActivationCheckpointing = Literal["none", "block", "selective"]
 _Count = Annotated[int, Field(ge=1, le=2**40)]
 FilePath = Annotated[str, Field(min_length=1, pattern=r"^[^\x00]+$")]
 _Seed = Annotated[int, Field(ge=0, lt=2**63)]
@@ -74,6 +75,9 @@ class TrainSection(Section):
     """Sequences of one forward and backward pass on one rank."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """auto: bf16 where the device computes in it."""
+    activation_checkpointing: ActivationCheckpointing = "none"
+    """What the backward pass needs of a block and is computed again instead of kept: nothing, everything, or all but
+    the outputs of matrix products and attention. Changes memory and time, not numbers."""
     compile: bool = False
     device: Literal["auto", "cuda", "mps", "cpu"] = "auto"
     threads: Literal["auto"] | Annotated[int, Field(ge=1, le=1024)] = "auto"

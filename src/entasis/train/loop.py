@@ -16,6 +16,7 @@ from entasis.errors import ConfigError
 from entasis.evaluate.held_out import held_out_loss
 from entasis.model.device import choose_computation
 from entasis.model.loss import summed_cross_entropy
+from entasis.model.recompute import recompute_activations
 from entasis.model.transformer import Transformer
 from entasis.run.checkpoint import NonFiniteError, load_newest, remove_leftovers, save_checkpoint
 from entasis.run.config import RunConfig
@@ -63,6 +64,7 @@ def train(config: RunConfig, console: Console, *, label: str = "train") -> None:
             eos_id=data.eos_id,
         )
         model = Transformer(design.shape, block, seed=config.train.seed).to(computation.device)
+        recompute_activations(model, config.train.activation_checkpointing)
         state = TrainState(model, Optimizer(model, config.optimizer), data.fingerprint)
         folder.mend_metrics()
         remove_leftovers(folder.checkpoints)
