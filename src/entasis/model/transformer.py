@@ -160,4 +160,5 @@ class Transformer(nn.Module):
             return {}
         head_dims = dict.fromkeys(layer.head_dim for layer in self.shape.layers if layer.has_attention)
         dtype = self.embed.weight.dtype
-        return {dim: rotation(positions, dim, self.config.rotary_theta, dtype) for dim in head_dims}
+        theta, scaling = self.config.rotary_theta, self.config.rotary_scaling
+        return {dim: rotation(positions, dim, theta, dtype, scaling) for dim in head_dims}

@@ -57,7 +57,7 @@ class RunConfig(Section):
 
     def block(self, vocab_size: int) -> ModelConfig:
         """The block with the data's vocabulary."""
-        return ModelConfig(vocab_size=vocab_size, **self.model.model_dump())
+        return ModelConfig.from_dict({"vocab_size": vocab_size, **self.model.model_dump()})
 
     def design(self, vocab_size: int) -> Design:
         """The shape with its reference; its errors are raised as ConfigErrors of the section `shape`."""

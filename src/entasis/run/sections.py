@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
+from entasis.errors import ConfigError
 from entasis.settings import is_text, nearest
 from entasis.shape.model_config import (
     Activation,
     AttentionScale,
     Initialisation,
+    ModelConfig,
     Norm,
     Positions,
     Resize,
     Style,
 )
+from entasis.shape.rotary_scaling import RotaryScaling
 
 ActivationCheckpointing = Literal["none", "block", "selective"]
 _Count = Annotated[int, Field(ge=1, le=2**40)]
@@ -56,6 +59,8 @@ class ModelSection(Section):
     tied: bool | None = None
     norm_epsilon: _Rate = 1e-5
     rotary_theta: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 10_000.0
+    rotary_scaling: dict[str, Any] | None = None
+    """`RotaryScaling` as plain data. None: positions as they are."""
     resize: Resize = "carry"
     attention_scale: AttentionScale = "sqrt"
     embedding_multiplier: _Rate = 1.0
@@ -63,6 +68,18 @@ class ModelSection(Section):
     logit_divisor: _Rate = 1.0
     initialisation: Initialisation = "scaled"
     causal: bool = True
+
+    @field_validator("rotary_scaling")
+    @classmethod
+    def _scaling_is_whole(cls, scaling: dict[str, Any] | None, others: ValidationInfo) -> dict[str, Any] | None:
+        if scaling is None or not {"style", "positions", "rotary_theta"} <= others.data.keys():
+            return scaling  # what is missing has an error of its own
+        block = {name: others.data[name] for name in ("style", "positions", "rotary_theta")}
+        try:
+            ModelConfig.from_dict({"vocab_size": 1, "context": 1, **block, "rotary_scaling": scaling})
+            return RotaryScaling.from_dict(scaling).to_dict()
+        except ConfigError as error:
+            raise ValueError(str(error).removeprefix("rotary_scaling: ")) from None
 
 
 class TrainSection(Section):

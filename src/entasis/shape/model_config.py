@@ -10,6 +10,7 @@ from typing import Any, Literal, cast, get_args
 from entasis.errors import ConfigError
 from entasis.settings import shorten
 from entasis.shape.records import LARGEST_SIZE
+from entasis.shape.rotary_scaling import RotaryScaling
 
 Style = Literal["gpt2", "llama"]
 Norm = Literal["layernorm", "rmsnorm"]
@@ -63,6 +64,8 @@ class ModelConfig:
     """Whether embedding and head are one table."""
     norm_epsilon: float = 1e-5
     rotary_theta: float = 10_000.0
+    rotary_scaling: RotaryScaling | None = None
+    """How rotary positions are stretched over a longer context; None: not at all."""
     resize: Resize = "carry"
     """What happens to coordinates between layers of different width. All but `carry` exist as ablations only."""
     attention_scale: AttentionScale = "sqrt"
@@ -94,6 +97,17 @@ class ModelConfig:
             if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
                 raise ConfigError(f"{name}: expected a number above 0, got {value!r}")
 
+        if self.rotary_scaling is not None:
+            self._require_scalable_positions()
+
+    def _require_scalable_positions(self) -> None:
+        if self.positions != "rotary":
+            raise ConfigError(f"rotary_scaling: positions are {self.positions}, not rotary; remove one")
+        if not isinstance(self.rotary_scaling, RotaryScaling):
+            raise ConfigError(f"rotary_scaling: expected a RotaryScaling, got {shorten(self.rotary_scaling)}")
+        if self.rotary_scaling.kind == "yarn" and self.rotary_theta <= 1:
+            raise ConfigError(f"rotary_scaling: yarn needs a rotary_theta above 1, got {self.rotary_theta}")
+
     @property
     def mlp_input_matrices(self) -> int:
         """Matrices from the stream into the MLP's hidden units: 2 when gated (SwiGLU), else 1."""
@@ -106,7 +120,8 @@ class ModelConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, every part resolved; `from_dict` is the inverse."""
-        return dataclasses.asdict(self)
+        scaling = None if self.rotary_scaling is None else self.rotary_scaling.to_dict()
+        return dataclasses.asdict(self) | {"rotary_scaling": scaling}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ModelConfig:
@@ -120,4 +135,10 @@ class ModelConfig:
         for name in ("vocab_size", "context"):
             if name not in data:
                 raise ConfigError(f"{name}: missing")
-        return cls(**data)
+        given = dict(data)
+        if given.get("rotary_scaling") is not None:
+            try:
+                given["rotary_scaling"] = RotaryScaling.from_dict(given["rotary_scaling"])
+            except ConfigError as error:
+                raise ConfigError(f"rotary_scaling: {error}") from None
+        return cls(**given)
