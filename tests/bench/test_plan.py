@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +14,8 @@ from entasis.bench.plan import activation_bytes, plan
 from entasis.errors import ConfigError
 from entasis.model.loss import summed_cross_entropy
 from entasis.model.transformer import Transformer
-from entasis.run.config import load_config
+from entasis.run.config import load_config, parse_config
+from entasis.settings import parse_yaml
 from entasis.shape.model_config import ModelConfig
 
 
@@ -38,6 +41,18 @@ def test_what_is_computed_again_costs_time_and_saves_memory() -> None:
     assert selective.hours == none.hours
     head = 2 * 768 * 50_257
     assert block.hours / none.hours == pytest.approx((4 - head / none.budget.flops_per_token) / 3)
+
+
+def test_the_long_context_of_the_documentation_is_what_it_says() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text(encoding="utf-8")
+    example = re.search(r"## Contexts of 4k and more.*?```yaml\n(.*?)```\n(.*?)## ", text, re.DOTALL)
+    assert example
+    settings = parse_yaml(example[1], "documentation")
+    said = {"block": "{} GiB of activations", "selective": "{} under `selective`", "none": "{} under\n`none`"}
+    for how, words in said.items():
+        settings["train"]["activation_checkpointing"] = how
+        (run,) = plan(parse_config(settings), "H100", 0.4).runs
+        assert words.format(f"{run.activation_bytes / 2**30:.2f}") in example[2]
 
 
 @pytest.mark.parametrize(("name", "least", "most"), [("1h", 0.8, 1.1), ("6h", 4, 6), ("24h", 16, 24)])

@@ -16,6 +16,8 @@ from torch.utils._pytree import tree_leaves
 
 import entasis
 from entasis.bench.plan import activation_bytes
+from entasis.data.documents import Sources
+from entasis.data.prepare import Preparation, prepare_data
 from entasis.evaluate.held_out import held_out_loss
 from entasis.model.device import choose_computation
 from entasis.model.loss import summed_cross_entropy
@@ -285,3 +287,47 @@ def test_a_run_may_go_on_with_less_memory(
     train(make_config({**constant, "train.steps": 4}, out=tmp_path / "halves"), quiet)
     train(make_config({**constant, "train.activation_checkpointing": "block"}, out=tmp_path / "halves"), quiet)
     assert_same_bits(outcome(tmp_path / "halves"), outcome(tmp_path / "whole"))
+
+
+@pytest.fixture(scope="module")
+def long_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A text of some 40,000 bytes."""
+    folder = tmp_path_factory.mktemp("long")
+    lines = [f"The house at {number} stands by the river and counts {number * number} stones." for number in range(600)]
+    (folder / "text.txt").write_text("\n\n".join(lines), encoding="utf-8")
+    prepare_data(Preparation(Sources.find((str(folder / "text.txt"),)), held_out=0.3), folder / "data", processes=1)
+    return folder / "data"
+
+
+@pytest.mark.slow
+def test_a_context_of_4096_trains_in_less_memory(
+    make_config: MakeConfig,
+    long_data: Path,
+    quiet: Console,
+    outcome: Callable[[Path], Any],
+    assert_same_bits: Callable[[Any, Any], None],
+    tmp_path: Path,
+) -> None:
+    near = {"width": 32, "heads": 2, "kv_heads": 1, "head_dim": 16, "mlp_hidden": 128, "window": 256}
+    ran, peaks = [], []
+    for how in ("none", "block"):
+        config = make_config({
+            "data.path": str(long_data),
+            "model.context": 4096,
+            "model.rotary_scaling": {"kind": "yarn", "factor": 4, "original_context": 1024},
+            "shape": {"family": "explicit", "embed_width": 32, "layers": [near, near, near, {**near, "window": None}]},
+            "train.activation_checkpointing": how,
+            "train.batch_tokens": 8192,
+            "train.micro_batch": 1,
+            "train.steps": 3,
+            "train.evaluate_every": 3,
+            "schedule.warmup_steps": 0,
+        }, out=tmp_path / how)  # fmt: skip
+        with LiveTensors() as live:
+            train(config, quiet)
+        peaks.append(live.peak)
+        ran.append(outcome(Path(config.out)))
+    assert_same_bits(*ran)
+    losses = [record["train_loss"] for record in ran[0].metrics]
+    assert losses[-1] < losses[0] - 0.1, "it learns"
+    assert peaks[1] < 0.6 * peaks[0]

@@ -39,7 +39,7 @@ def _plan_text(config: RunConfig, on: str, mfu: float) -> str:
     from entasis.bench.plan import plan
 
     made = plan(config, on, mfu)
-    held = f"{config.train.micro_batch} sequences"
+    held = f"{config.train.micro_batch} sequence{'s' * (config.train.micro_batch > 1)}"
     if config.train.activation_checkpointing != "none":
         held += f", activation checkpointing: {config.train.activation_checkpointing}"
     lines = []
