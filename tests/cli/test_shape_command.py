@@ -314,6 +314,28 @@ def test_a_file_holds_a_family_and_the_command_line_wins(shape: Ask, tmp_path: P
     assert loaded(shape(str(path), "--json"))["layers"][3]["width"] == 192
 
 
+def test_a_run_s_configuration_shows_its_shape_and_its_resize(shape: Ask, tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        "data: {path: nowhere, vocab_size: 999}\nmodel: {context: 512, resize: gated}\n"
+        "shape: {family: bowtie, layers: 8, width: 256, heads: 8}\ntrain: {steps: 1}\nout: nowhere\n"
+    )
+    answer = shape(str(path), "--multiple", "16")
+    assert answer.status == 0
+    assert "between widths: gated, an ablation" in answer.out
+    assert "at 512 tokens of context" in answer.out
+    data = loaded(shape(str(path), "--multiple", "16", "--json"))
+    config = ModelConfig(999, 512, resize="gated")
+    made = design("bowtie", {"layers": 8, "width": 256, "heads": 8, "multiple": 16}, config)
+    assert data["layers"] == made.shape.to_dict()["layers"]
+    assert "between widths" not in shape(*BOWTIE).out
+
+
+def test_multiples_are_options(shape: Ask) -> None:
+    layers = loaded(shape(*BOWTIE, "--head-dim-multiple", "8", "--mlp-multiple", "128", "--json"))["layers"]
+    assert all(layer["head_dim"] % 8 == layer["mlp_hidden"] % 128 == 0 for layer in layers)
+
+
 @pytest.mark.parametrize("ending", ["json", "yaml", "yml"])
 def test_a_file_holds_a_shape_written_out(shape: Ask, tmp_path: Path, ending: str) -> None:
     wanted = Shape((LayerShape(**LAYER), LayerShape(32, 2, 2, 16, 64, value_dim=8)), 40, 24)

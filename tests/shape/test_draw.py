@@ -50,6 +50,22 @@ def test_bars_are_cut_into_heads() -> None:
         assert len(re.findall(r"█+|▓+", bar)) == layer.heads
 
 
+def test_what_a_layer_has_beside_gets_a_column() -> None:
+    layers = (
+        LayerShape(64, 4, 2, 16, 256, value_dim=24, window=128),
+        LayerShape(64, 4, 4, 16, 32, experts=8, experts_per_token=2),
+        LayerShape(64, 0, 0, 0, 0),
+    )
+    lines = silhouette(Shape(layers, 64), columns=80).splitlines()
+    assert lines[0].split() == ["layer", "width", "heads", "mlp", "values", "window", "experts"]
+    assert lines[1].split()[:7] == ["1", "64", "4/2×16", "256", "2×24", "128", "–"]
+    assert lines[2].split()[:9] == ["2", "64", "4×16", "32", "–", "–", "2", "of", "8"]
+    assert lines[3].split()[:7] == ["3", "64", "none", "none", "–", "–", "–"]
+    assert all(len(line) <= 80 for line in lines)
+    alone = Shape((LayerShape(64, 4, 4, 16, 256, window=128),), 64)
+    assert silhouette(alone).splitlines()[0].split() == ["layer", "width", "heads", "mlp", "window"]
+
+
 def test_layers_without_attention_and_tiny_ones_are_drawn_too() -> None:
     shape = Shape((LayerShape(4096, 0, 0, 0, 64), LayerShape(1, 1, 1, 2, 0)), 4096, 2048)
     lines = silhouette(shape, columns=20).splitlines()

@@ -90,6 +90,7 @@ def settings_of(name: str, source: random.Random) -> dict[str, Any]:
     extra: dict[str, Any] = {
         "multiple": source.choice([1, 8, 2 * heads]),
         "mlp_multiple": source.choice([1, 8, 16]),
+        "head_dim_multiple": source.choice([None, 4, 8]),
         "mlp_ratio": source.choice([4.0, 8 / 3, 2.0]),
         "progression": source.choice(["geometric", "arithmetic"]),
         "permute": source.choice([None, None, 3]),

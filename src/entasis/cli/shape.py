@@ -19,7 +19,9 @@ def shape(
     context_: typer.Context,
     family: Annotated[
         str | None,
-        typer.Argument(help="A family, a preset, or a .yaml or .json file with a shape.", show_default=False),
+        typer.Argument(
+            help="A family, a preset, a run's configuration, or a .yaml or .json file with a shape.", show_default=False
+        ),
     ] = None,
     layers: Annotated[int | None, typer.Option(help="Number of layers.")] = None,
     width: Annotated[int | None, typer.Option(help="Reference width.")] = None,
@@ -32,6 +34,8 @@ def shape(
     bottleneck: Annotated[str | None, typer.Option(help="A bowtie's narrowest width / reference width.")] = None,
     turn: Annotated[str | None, typer.Option(help="A bowtie's narrowest layer, counted from 1.")] = None,
     multiple: Annotated[int | None, typer.Option(help="Widths are rounded to multiples of this.")] = None,
+    head_dim_multiple: Annotated[int | None, typer.Option(help="Head dims are rounded to multiples of this.")] = None,
+    mlp_multiple: Annotated[int | None, typer.Option(help="MLP hidden units are rounded to multiples of this.")] = None,
     match: Annotated[str | None, typer.Option(help="Budget kept equal: effective, parameters, flops, kv.")] = None,
     style: Annotated[Literal["gpt2", "llama"], typer.Option(help="Block style.")] = "llama",
     vocab: Annotated[int, typer.Option(help="Vocabulary size.")] = 50_257,
@@ -76,6 +80,8 @@ def shape(
         "bottleneck": _numbers("bottleneck", bottleneck),
         "turn": _numbers("turn", turn),
         "multiple": multiple,
+        "head_dim_multiple": head_dim_multiple,
+        "mlp_multiple": mlp_multiple,
         "match": match,
     }
     settings = {name: value for name, value in given.items() if value is not None} | _further(context_.args)
@@ -85,7 +91,7 @@ def shape(
 
         list_shapes(family, settings, config, guidelines, as_json)
         return
-    if Path(family).suffix in {".yaml", ".yml", ".json"}:
+    if Path(family).suffix in {".yaml", ".yml", ".json"} and not _is_run(Path(family)):
         family, settings = _read(Path(family), settings)
     else:
         family, settings, config = _preset(family, settings, config)
@@ -112,6 +118,8 @@ def _show(family: str, settings: dict[str, Any], config: ModelConfig, as_json: b
         typer.echo(json.dumps(_as_json(made, config)))
         return failed
     typer.echo(draw.silhouette(made.shape))
+    if config.resize != "carry":
+        typer.echo(f"      between widths: {config.resize}, an ablation; coordinates are carried by default")
     typer.echo()
     typer.echo(draw.budget_table(budget(made.shape, config), budget(made.reference, config)))
     if made.findings:
@@ -181,11 +189,19 @@ def _further(arguments: list[str]) -> dict[str, Any]:
     return settings
 
 
+def _is_run(path: Path) -> bool:
+    """Whether a file is the configuration of a run, and not of a shape alone."""
+    from entasis.settings import read_yaml
+
+    return bool({"train", "inherits"} & read_yaml(path).keys())
+
+
 def _preset(name: str, settings: dict[str, Any], config: ModelConfig) -> tuple[str, dict[str, Any], ModelConfig]:
-    """A preset's family, settings and block, with the command line's settings over them; a family's name as it is."""
+    """The family, settings and block of a preset or a run's configuration, with the command line's settings over them;
+    a family's name as it is."""
     from entasis.run.presets import preset_names
 
-    if name not in preset_names():
+    if name not in preset_names() and not Path(name).suffix:
         return name, settings, config
     from entasis.run.config import load_config
 

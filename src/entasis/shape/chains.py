@@ -6,6 +6,7 @@ the first again (or the turning layer's own, where that is the last layer).
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -48,6 +49,10 @@ class Waist:
     """Hidden units of one expert at the reference width; a layer's own follow its width."""
     head_dims: Sequence[int] | None = None
     """Per layer, where they differ."""
+    head_dim_multiple: int | None = None
+    """What head dims are rounded to; heads together are then nearly as wide as their layer. None: they slice it."""
+    mlp_multiple: int = 1
+    """What hidden units (of one expert) are rounded to."""
 
     def _check(self) -> None:
         """Raises a ConfigError that names a setting which is out of range."""
@@ -58,9 +63,17 @@ class Waist:
             head_dim=self.head_dim,
             mlp_ratio=self.mlp_ratio,
             multiple=self.multiple,
+            head_dim_multiple=self.head_dim_multiple,
+            mlp_multiple=self.mlp_multiple,
         )
         require_not_negative(mlp_hidden=self.mlp_hidden, permute=self.permute)
         require_experts(self.experts, self.experts_per_token, self.expert_hidden, self.mlp_hidden)
+        for name, size, multiple in (
+            ("head_dim", self.head_dim if self.head_dims is None else None, self.head_dim_multiple),
+            ("mlp_hidden", self.mlp_hidden, self.mlp_multiple),
+        ):
+            if size and multiple and size % multiple:
+                raise ConfigError(f"{name}: {size} is no multiple of {multiple}, its multiple; change one of the two")
         if self.head_dim and self.kv_heads and self.heads % self.kv_heads:
             raise ConfigError(f"kv_heads: {self.kv_heads} do not divide {self.heads} heads into groups")
 
@@ -73,11 +86,12 @@ class Waist:
         """
         self._check()
         shape = self._shape()
-        found = [] if self.head_dim else rules.divides_width(shape)
+        found = [] if self.head_dim or self.head_dim_multiple else rules.divides_width(shape)
         if found:
             even = 2 * self.heads
             found.append(rules.Finding("warning", None, f"with multiple: {even} (twice the {self.heads} heads) every "
-                                       "layer's width divides into even heads"))  # fmt: skip
+                                       "layer's width divides into even heads; with head_dim_multiple: 2 heads are "
+                                       "even, and need not slice it"))  # fmt: skip
         if not self.head_dim and self.width % self.heads:
             found.append(rules.Finding("warning", None, f"{self.heads} heads do not divide the reference width "
                                        f"{self.width}, so the uniform shape beside this one is only counted, not "
@@ -87,7 +101,8 @@ class Waist:
     @property
     def reference(self) -> Shape:
         """The straight column of the reference width."""
-        return Shape((self._layer(self.width, self.head_dim),) * self.layers, self.width)
+        exact = dataclasses.replace(self, head_dim_multiple=None, mlp_multiple=1)
+        return Shape((exact._layer(self.width, self.head_dim),) * self.layers, self.width)
 
     def _layer(self, width: int, head_dim: int | None) -> LayerShape:
         """A layer of `width`: the same head count everywhere, as published, or the number of heads of one size whose
@@ -98,11 +113,25 @@ class Waist:
             width=width,
             heads=count,
             kv_heads=kv_heads if head_dim is None else grouped(count, self.heads / kv_heads),
-            head_dim=width // self.heads if head_dim is None else head_dim,
-            mlp_hidden=round(self._hidden_ratio * width) if self.mlp_hidden is None else self.mlp_hidden,
+            head_dim=self._sliced(width) if head_dim is None else head_dim,
+            mlp_hidden=self._hidden(width) if self.mlp_hidden is None else self.mlp_hidden,
             experts=self.experts,
             experts_per_token=self.experts_per_token,
         )
+
+    def _sliced(self, width: int) -> int:
+        """The head dim of `heads` heads in a layer of `width`."""
+        multiple = self.head_dim_multiple
+        return width // self.heads if multiple is None else rounded(width / self.heads, multiple)
+
+    def _hidden(self, width: int) -> int:
+        hidden = self._hidden_ratio * width
+        return round(hidden) if self.mlp_multiple == 1 else rounded(hidden, self.mlp_multiple)
+
+    @property
+    def _rounds_widths_alone(self) -> bool:
+        """Whether heads slice their layer and hidden units follow it, as the published solver takes for granted."""
+        return self.head_dims is None and self.head_dim_multiple is None and self.mlp_multiple == 1
 
     @property
     def _hidden_ratio(self) -> float:
@@ -110,9 +139,9 @@ class Waist:
         return self.mlp_ratio if self.expert_hidden is None else self.expert_hidden / self.width
 
     def _shape(self) -> Shape:
-        if self.ratio == 1.0 and self.head_dims is None:
+        if self.ratio == 1.0 and self._rounds_widths_alone:
             return self.reference
-        if self.match == "effective" and self.head_dims is None:
+        if self.match == "effective" and self._rounds_widths_alone:
             first, shares = self._solved()
             # As published: the first width is rounded to a whole number, the chain multiplied out from it, and each
             # width rounded to the multiple only then.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from entasis.shape.budget import Budget
 from entasis.shape.records import LayerShape, Shape
@@ -21,16 +21,20 @@ _LABELS = {
 
 
 def silhouette(shape: Shape, columns: int = 100) -> str:
-    """One line a layer: its numbers, and a centred bar as wide as its share of the stream, cut into its heads."""
-    header = f"{'layer':>5} {'width':>6} {'heads':>9} {'mlp':>6}  "
+    """One line a layer: its numbers, and a centred bar as wide as its share of the stream, cut into its heads.
+
+    Value heads of another width, windows and experts have columns where a layer has them.
+    """
+    extra = [name for name, cell in _EXTRA.items() if any(cell(layer) != _NOTHING for layer in shape.layers)]
+    header = f"{'layer':>5} {'width':>6} {'heads':>9} {'mlp':>6} {''.join(f'{name:>8} ' for name in extra)} "
     room = max(16, columns - len(header))
     stream_width = shape.stream_width
     lines = [header.rstrip()]
     for number, layer in enumerate(shape.layers, start=1):
         bar = _bar(layer, max(1, round(room * layer.width / stream_width)))
-        lines.append(
-            f"{number:>5} {layer.width:>6} {_heads(layer):>9} {layer.mlp_hidden:>6}  {bar.center(room)}".rstrip()
-        )
+        more = "".join(f"{_EXTRA[name](layer):>8} " for name in extra)
+        mlp = layer.mlp_hidden if layer.has_mlp else "none"
+        lines.append(f"{number:>5} {layer.width:>6} {_heads(layer):>9} {mlp:>6} {more} {bar.center(room)}".rstrip())
     if shape.head_width == shape.embed_width:
         lines.append(f"      embedding and head: {shape.embed_width} wide")
     else:
@@ -68,6 +72,24 @@ def _heads(layer: LayerShape) -> str:
         return "none"
     kv = "" if layer.kv_heads == layer.heads else f"/{layer.kv_heads}"
     return f"{layer.heads}{kv}×{layer.head_dim}"
+
+
+def _values(layer: LayerShape) -> str:
+    other = layer.has_attention and layer.value_head_dim != layer.head_dim
+    return f"{layer.kv_heads}×{layer.value_head_dim}" if other else _NOTHING
+
+
+def _window(layer: LayerShape) -> str:
+    return str(layer.window) if layer.has_attention and layer.window is not None else _NOTHING
+
+
+def _experts(layer: LayerShape) -> str:
+    """Used of all; `mlp` is the size of one."""
+    return f"{layer.experts_per_token} of {layer.experts}" if layer.has_mlp and layer.experts else _NOTHING
+
+
+_NOTHING = "–"
+_EXTRA: dict[str, Callable[[LayerShape], str]] = {"values": _values, "window": _window, "experts": _experts}
 
 
 def _bar(layer: LayerShape, length: int) -> str:

@@ -76,8 +76,8 @@ def prism(*, width: int, heads: PerLayer, config: ModelConfig | None = None, **s
 
 def bowtie(*, layers: int, width: int, heads: int, config: ModelConfig | None = None, **settings: Any) -> Shape:  # noqa: ANN401
     """Wide ends, narrow waist, at the effective parameters of the uniform shape of `width`. Further settings:
-    bottleneck (0.3), turn (0.75 of the layers), multiple (32), progression ("geometric"), permute, match
-    ("effective"), kv_heads, head_dim, mlp_ratio (4), mlp_hidden. Raises as `family`."""
+    bottleneck (0.3), turn (0.75 of the layers), multiple (32), head_dim_multiple, mlp_multiple (1), progression
+    ("geometric"), permute, match ("effective"), kv_heads, head_dim, mlp_ratio (4), mlp_hidden. Raises as `family`."""
     return family("bowtie", config=config, layers=layers, width=width, heads=heads, **settings)
 
 

@@ -26,6 +26,8 @@ def bowtie_family(
     bottleneck: float = 0.3,
     turn: int | None = None,
     multiple: int = 32,
+    head_dim_multiple: int | None = None,
+    mlp_multiple: int = 1,
     progression: Progression = "geometric",
     permute: int | None = None,
     match: Match = "effective",
@@ -38,13 +40,15 @@ def bowtie_family(
 
     The narrowest layer is layer `turn` (from 1; default 0.75 of the layers) with `bottleneck * width` coordinates.
     Every layer has `heads` heads, as published; with `head_dim`, as many heads of that size as come nearest to its
-    width. `permute` shuffles the widths between the ends with that seed.
+    width. `permute` shuffles the widths between the ends with that seed. Widths are rounded to `multiple`, head dims to
+    `head_dim_multiple`, hidden units to `mlp_multiple`; without the last two the widths are the published solver's.
     """
     if not 0 < bottleneck <= 1:
         raise ConfigError(f"bottleneck: expected above 0 and at most 1, got {bottleneck}")
     waist = Waist(
         layers, width, heads, kv_heads, head_dim, mlp_ratio, mlp_hidden, _inner_turn(layers, turn), bottleneck,
         multiple, progression, permute, match, config, experts, experts_per_token, expert_hidden,
+        head_dim_multiple=head_dim_multiple, mlp_multiple=mlp_multiple,
     )  # fmt: skip
     return waist.design("bowtie")
 
@@ -62,6 +66,8 @@ def diamond_family(
     peak: float = 1.5,
     turn: int | None = None,
     multiple: int = 32,
+    head_dim_multiple: int | None = None,
+    mlp_multiple: int = 1,
     progression: Progression = "geometric",
     permute: int | None = None,
     match: Match = "effective",
@@ -77,6 +83,7 @@ def diamond_family(
     waist = Waist(
         layers, width, heads, kv_heads, head_dim, mlp_ratio, mlp_hidden, _inner_turn(layers, turn), peak, multiple,
         progression, permute, match, config, experts, experts_per_token, expert_hidden,
+        head_dim_multiple=head_dim_multiple, mlp_multiple=mlp_multiple,
     )  # fmt: skip
     return waist.design("diamond")
 
@@ -93,6 +100,8 @@ def growing_family(
     mlp_hidden: int | None = None,
     last: float = 1.5,
     multiple: int = 32,
+    head_dim_multiple: int | None = None,
+    mlp_multiple: int = 1,
     progression: Progression = "geometric",
     permute: int | None = None,
     match: Match = "effective",
@@ -109,6 +118,7 @@ def growing_family(
     waist = Waist(
         layers, width, heads, kv_heads, head_dim, mlp_ratio, mlp_hidden, layers, last, multiple,
         progression, permute, match, config, experts, experts_per_token, expert_hidden,
+        head_dim_multiple=head_dim_multiple, mlp_multiple=mlp_multiple,
     )  # fmt: skip
     return waist.design("growing")
 
@@ -125,6 +135,8 @@ def narrowing_family(
     mlp_hidden: int | None = None,
     last: float = 0.3,
     multiple: int = 32,
+    head_dim_multiple: int | None = None,
+    mlp_multiple: int = 1,
     progression: Progression = "geometric",
     permute: int | None = None,
     match: Match = "effective",
@@ -140,6 +152,7 @@ def narrowing_family(
     waist = Waist(
         layers, width, heads, kv_heads, head_dim, mlp_ratio, mlp_hidden, layers, last, multiple,
         progression, permute, match, config, experts, experts_per_token, expert_hidden,
+        head_dim_multiple=head_dim_multiple, mlp_multiple=mlp_multiple,
     )  # fmt: skip
     return waist.design("narrowing")
 
@@ -154,6 +167,8 @@ def prism_bowtie_family(
     bottleneck: float = 0.3,
     turn: int | None = None,
     multiple: int = 64,
+    head_dim_multiple: int | None = None,
+    mlp_multiple: int = 1,
     early_head_dim: int = 256,
     hold: int = 3,
     match: Match = "effective",
@@ -162,19 +177,26 @@ def prism_bowtie_family(
     """Both papers at once: a bowtie's widths, sliced into heads whose dims fall as a prism's.
 
     The first `hold` layers have heads of `early_head_dim`, each further `hold` layers heads half as wide, down to the
-    baseline's `width / heads`. A layer has as many heads of its dim as come nearest to its width, at least one.
+    baseline's `width / heads`, all rounded to `head_dim_multiple`. A layer has as many heads of its dim as come nearest
+    to its width, at least one.
     """
     if not 0 < bottleneck <= 1:
         raise ConfigError(f"bottleneck: expected above 0 and at most 1, got {bottleneck}")
-    require_positive(width=width, heads=heads, early_head_dim=early_head_dim, hold=hold)
+    require_positive(
+        width=width, heads=heads, early_head_dim=early_head_dim, hold=hold, head_dim_multiple=head_dim_multiple
+    )
     turn = _inner_turn(layers, turn)
     if width % heads:
         raise ShapeError(f"{heads} heads do not divide the reference width {width}, so there is no baseline head dim")
     baseline = width // heads
     early = [dim for dim in early_head_dims(early_head_dim, baseline) for _ in range(min(hold, layers))]
+    dims = [*early, *[baseline] * layers][:layers]
+    if head_dim_multiple is not None:
+        dims = [rounded(dim, head_dim_multiple) for dim in dims]
     waist = Waist(
         layers, width, heads, None, baseline, mlp_ratio, None, turn, bottleneck, multiple,
-        "geometric", None, match, config, head_dims=[*early, *[baseline] * layers][:layers],
+        "geometric", None, match, config, head_dims=dims, head_dim_multiple=head_dim_multiple,
+        mlp_multiple=mlp_multiple,
     )  # fmt: skip
     return waist.design("prism-bowtie")
 
@@ -189,6 +211,8 @@ def half_first_family(
     mlp_ratio: float = 4.0,
     first: float = 0.5,
     multiple: int | None = None,
+    head_dim_multiple: int | None = None,
+    mlp_multiple: int = 1,
     match: Match = "effective",
     config: ModelConfig,
 ) -> Design:
@@ -198,7 +222,10 @@ def half_first_family(
     are even, unless given); a narrow embedding needs untied tables.
     """
     require_depth(layers, 2, " where the first is narrower")
-    require_positive(width=width, heads=heads, kv_heads=kv_heads, mlp_ratio=mlp_ratio, multiple=multiple)
+    require_positive(
+        width=width, heads=heads, kv_heads=kv_heads, mlp_ratio=mlp_ratio, multiple=multiple,
+        head_dim_multiple=head_dim_multiple, mlp_multiple=mlp_multiple,
+    )  # fmt: skip
     if not 0 < first <= 1:
         raise ConfigError(f"first: expected above 0 and at most 1, got {first}")
     step = 2 * heads if multiple is None else multiple
@@ -206,8 +233,9 @@ def half_first_family(
 
     def layer(layer_width: int) -> LayerShape:
         return LayerShape(
-            layer_width, heads, heads if kv_heads is None else kv_heads, layer_width // heads,
-            round(mlp_ratio * layer_width),
+            layer_width, heads, heads if kv_heads is None else kv_heads,
+            layer_width // heads if head_dim_multiple is None else rounded(layer_width / heads, head_dim_multiple),
+            round(mlp_ratio * layer_width) if mlp_multiple == 1 else rounded(mlp_ratio * layer_width, mlp_multiple),
         )  # fmt: skip
 
     def build(scale: float) -> Shape:
@@ -215,8 +243,10 @@ def half_first_family(
         return Shape((layer(narrow),) + (rest,) * (layers - 1), embed_width=narrow, unembed_width=width)
 
     reference = column(layers, width, heads, kv_heads, mlp_ratio=mlp_ratio)
-    shape = reference if first == 1 else matched(build, reference, match, config)
-    return Design("half-first", shape, reference, tuple(rules.divides_width(shape)))
+    exact = head_dim_multiple is None and mlp_multiple == 1
+    shape = reference if first == 1 and exact else matched(build, reference, match, config)
+    found = rules.divides_width(shape) if head_dim_multiple is None else []
+    return Design("half-first", shape, reference, tuple(found))
 
 
 def _inner_turn(layers: int, turn: int | None) -> int:
