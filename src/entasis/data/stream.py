@@ -9,13 +9,14 @@ global batch, whose contents do not depend on how it is sliced.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from entasis.data.dataset import Int64Array, TokenSplit
 from entasis.data.hashing import hash64
+from entasis.data.masking import Masking
 from entasis.errors import EntasisError
 
 IGNORED = -100
@@ -31,7 +32,8 @@ class Batch:
     tokens: Int64Array
     """(batch, time)"""
     targets: Int64Array
-    """(batch, time): the next token; -100 where the next token belongs to another document and documents are masked."""
+    """(batch, time): the next token; -100 where the next token belongs to another document and documents are masked.
+    Under a `Masking`: the token that is hidden at this place; -100 where none is."""
     documents: Int64Array | None
     """(batch, time): number of the document within the window, from 0; None unless documents are masked."""
 
@@ -58,6 +60,7 @@ class BatchStream:
         seed: int,
         eos_id: int,
         document_mask: bool = False,
+        masking: Masking | None = None,
     ) -> None:
         """Set up the stream; nothing is read yet.
 
@@ -65,9 +68,10 @@ class BatchStream:
             split: the tokens.
             context: tokens per window.
             batch_sequences: windows of the global batch of one step.
-            seed: drives the order of windows, and nothing else.
+            seed: drives the order of windows and what is hidden in them, and nothing else.
             eos_id: the id that closes documents; what the recorded starts of documents are checked against.
             document_mask: whether batches isolate documents from each other.
+            masking: what is hidden and to be predicted, anew in each epoch; None: the next token is predicted.
 
         Raises:
             ConfigError: the split is shorter than one window.
@@ -78,6 +82,7 @@ class BatchStream:
         self.seed = seed
         self.windows_per_epoch = split.require_window(context)
         self._cutter = _WindowCutter(split, context, eos_id, document_mask)
+        self._masking = masking
         self._order_block = functools.lru_cache(maxsize=8)(self._make_order_block)
 
     def batch(self, step: int, start: int = 0, stop: int | None = None) -> Batch:
@@ -89,7 +94,9 @@ class BatchStream:
         stop = self.batch_sequences if stop is None else stop
         if step < 0 or not 0 <= start < stop <= self.batch_sequences:
             raise IndexError(f"sequences [{start}, {stop}) of {self.batch_sequences} at step {step}")
-        return self._cutter.cut(self.windows(step)[start:stop])
+        batch = self._cutter.cut(self.windows(step)[start:stop])
+        first = step * self.batch_sequences
+        return _masked(batch, self._masking, range(first + start, first + stop), self.seed)
 
     def windows(self, step: int) -> list[int]:
         """Which windows of the split make the global batch of `step`, in order."""
@@ -117,11 +124,18 @@ class BatchStream:
 
 
 def held_out_batches(
-    split: TokenSplit, *, context: int, batch_sequences: int, tokens: int, document_mask: bool, eos_id: int
+    split: TokenSplit,
+    *,
+    context: int,
+    batch_sequences: int,
+    tokens: int,
+    document_mask: bool,
+    eos_id: int,
+    masking: Masking | None = None,
 ) -> Iterator[Batch]:
     """About `tokens` tokens of a split in evenly spaced windows: at least one window, and the same ones every time.
 
-    The last batch may be smaller than `batch_sequences`.
+    The last batch may be smaller than `batch_sequences`. What `masking` hides in a window depends on the window alone.
 
     Raises:
         ConfigError: the split is shorter than one window (at once, not at the first batch).
@@ -130,7 +144,8 @@ def held_out_batches(
     count = min(max(tokens // context, 1), available)
     windows = [number * available // count for number in range(count)]
     cutter = _WindowCutter(split, context, eos_id, document_mask)
-    return (cutter.cut(windows[first : first + batch_sequences]) for first in range(0, count, batch_sequences))
+    groups = (windows[first : first + batch_sequences] for first in range(0, count, batch_sequences))
+    return (_masked(cutter.cut(group), masking, group) for group in groups)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +178,14 @@ class _WindowCutter:
         documents = np.cumsum(starts_document, axis=1)
         targets[starts_document[:, 1:] == 1] = IGNORED
         return Batch(tokens, targets, documents[:, :-1].copy())
+
+
+def _masked(batch: Batch, masking: Masking | None, sequences: Sequence[int], *keys: int) -> Batch:
+    if masking is None:
+        return batch
+    hidden = masking.hidden(batch.tokens, sequences, *keys)
+    tokens = np.where(hidden, masking.mask_id, batch.tokens)
+    return Batch(tokens, np.where(hidden, batch.tokens, IGNORED), batch.documents)
 
 
 def shuffled(positions: Int64Array, size: int, seed: int, epoch: int) -> Int64Array:
