@@ -225,6 +225,8 @@ _VALUES: list[tuple[str, Any, str]] = [
     ("train/micro_batch", 16, "train.micro_batch 16 does not divide the 8 sequences"),
     ("schedule/decay_steps", 2, "decay_steps"),
     ("compare/seeds", [0, 1, 1], "seeds [0, 1, 1] repeat"),
+    ("train/mask_share", 0.3, "train.mask_share 0.3 is for encoders, and model.causal is true"),
+    ("model", {"context": 16, "causal": "no"}, "model.causal"),
     ("compare/tune/seed", 1, "tune.seed 1 is also in seeds"),
     ("compare/tune/learning_rate", [1e-3, 1e-3], "tune.learning_rate"),
     # unknown keys, with the nearest known one
@@ -250,6 +252,37 @@ def test_a_wrong_value(name: str, value: Any, names: str, command: Command) -> N
     Path("c.yaml").write_text(yaml.safe_dump(_with(name, value)), encoding="utf-8")
     _assert_one_line(command("train", "c.yaml"), status=2, names=names)
     assert not Path("run").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "names"),
+    [
+        ("train/mask_share", 0, "train.mask_share: expected greater than 0"),
+        ("train/mask_share", 1, "train.mask_share: expected less than 1"),
+        ("train/mask_share", -0.1, "train.mask_share"),
+        ("train/mask_share", 15, "train.mask_share"),
+        ("train/mask_share", NAN, "train.mask_share"),
+        ("train/mask_share", "0.3", "train.mask_share"),
+        ("train/mask_shares", 0.3, "train.mask_shares: unknown setting (did you mean 'mask_share'?)"),
+        ("compare/match/by", "kv", "compare.match.by kv: an encoder (model.causal false) keeps no cache"),
+    ],
+)
+def test_a_wrong_value_of_an_encoder(name: str, value: Any, names: str, command: Command) -> None:
+    data = _with(name, value)
+    data["model"] = {**data["model"], "causal": False}
+    Path("c.yaml").write_text(yaml.safe_dump(data), encoding="utf-8")
+    for what in ("train", "compare"):
+        _assert_one_line(command(what, "c.yaml"), status=2, names=names)
+    assert not Path("run").exists()
+
+
+def test_windows_look_back_only_so_that_an_encoder_has_none(command: Command) -> None:
+    layer = {"width": 32, "heads": 4, "kv_heads": 4, "head_dim": 8, "mlp_hidden": 32}
+    data = _without("compare")
+    data["model"] = {**data["model"], "causal": False}
+    data["shape"] = {"family": "explicit", "embed_width": 32, "layers": [layer, {**layer, "window": 8}]}
+    Path("c.yaml").write_text(yaml.safe_dump(data), encoding="utf-8")
+    _assert_one_line(command("train", "c.yaml"), status=2, names="shape: layer 2: window 8: windows end at the token")
 
 
 def test_compare_checks_as_train_does(command: Command) -> None:

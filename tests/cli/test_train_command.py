@@ -75,6 +75,20 @@ def test_train_go_on_and_generate(config: Path, command: Command) -> None:
         assert errors.startswith(f"error: {option[2:].replace('-', '_')}: expected")
 
 
+def test_an_encoder_is_trained_and_generates_nothing(config: Path, command: Command) -> None:
+    status, said, errors = command("train", str(config), "-s", "model.causal=false", "-s", "train.mask_share=0.5")
+    assert (status, errors) == (0, "")
+    assert said.splitlines()[-1] == f"done: {_out(config)}"
+    status, said, errors = command("generate", _out(config), "The sea")
+    assert (status, said) == (2, "")
+    assert errors.startswith("error: causal: false: an encoder has not learned to continue a text")
+    assert len(errors.splitlines()) == 1
+    status, said, errors = command(
+        "train", str(config), "-s", "model.causal=false", "-s", "data.vocab_size=257", "--plan"
+    )
+    assert (status, errors) == (0, "")
+
+
 def test_a_refused_change_is_one_line(config: Path, command: Command) -> None:
     command("train", str(config), "-s", "train.steps=1")
     status, said, errors = command("train", str(config), "-s", "train.steps=1", "-s", "train.seed=5")

@@ -50,6 +50,8 @@ def test_the_resolved_configuration_reads_back_equal(tmp_path: Path, make_config
     for config in (
         load_config(_written(tmp_path / "c.yaml", _MINIMAL)),
         make_config(),
+        make_config({"model.causal": False}),
+        make_config({"model.causal": False, "train.mask_share": 0.15}),
         make_config({"optimizer.clip": None, "train.threads": "auto", "schedule": {"name": "wsd", "decay_steps": 3}}),
         parse_config(
             {
@@ -120,6 +122,14 @@ def test_settings_of_the_command_line_stand_over_the_file(tmp_path: Path) -> Non
     assert config.compare is not None
     assert config.compare.shapes == {"a": {"family": "uniform"}}
     assert config.block(300).tied is True
+
+
+def test_the_objective_follows_the_model(make_config: MakeConfig) -> None:
+    assert make_config().mask_share is None
+    assert make_config({"model.causal": False}).mask_share == 0.3
+    assert make_config({"model.causal": False, "train.mask_share": 0.15}).mask_share == 0.15
+    assert make_config().block(257).vocab_size == 257
+    assert make_config({"model.causal": False}).block(257).vocab_size == 258
 
 
 def test_a_configuration_cannot_be_changed() -> None:

@@ -26,7 +26,10 @@ def held_out_loss(model: Transformer, batches: Iterable[Batch], computation: Com
             total += summed_cross_entropy(hidden.flatten(0, 1), model.head_weight, targets.flatten()).item()
         counted += batch.counted
     if not counted:
-        raise EntasisError("no held-out target counts: with document_mask, every window holds single-token documents")
+        raise EntasisError(
+            "no held-out target counts: the windows hold nothing but end tokens (an encoder is not asked for them) or "
+            "documents of one token (with document_mask); evaluate on more text"
+        )
     return total / counted
 
 

@@ -33,6 +33,8 @@ from entasis.shape.rules import require_no_errors
 
 _SHARED_MODEL = ("context", "causal")
 """Settings of the model that all shapes of a comparison share: with others they would not see the same batches."""
+MASK_SHARE = 0.3
+"""Of the tokens, what is hidden from an encoder unless `train.mask_share` says otherwise."""
 
 
 class RunConfig(Section):
@@ -55,9 +57,15 @@ class RunConfig(Section):
         """Sequences of one optimizer step."""
         return self.train.batch_tokens // self.model.context
 
+    @property
+    def mask_share(self) -> float | None:
+        """Share of the tokens that is hidden and to be predicted; None: causal, every next token is."""
+        return None if self.model.causal else self.train.mask_share or MASK_SHARE
+
     def block(self, vocab_size: int) -> ModelConfig:
-        """The block with the data's vocabulary."""
-        return ModelConfig.from_dict({"vocab_size": vocab_size, **self.model.model_dump()})
+        """The block with the data's vocabulary; an encoder's has one id more, the last, which marks what is hidden."""
+        ids = vocab_size if self.model.causal else vocab_size + 1
+        return ModelConfig.from_dict({"vocab_size": ids, **self.model.model_dump()})
 
     def design(self, vocab_size: int) -> Design:
         """The shape with its reference; its errors are raised as ConfigErrors of the section `shape`."""
@@ -114,10 +122,15 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _sizes_agree(self) -> RunConfig:
-        if not self.model.causal:
+        if self.model.causal and self.train.mask_share is not None:
             raise ValueError(
-                "model.causal: an encoder would see the tokens that it is to predict; training has the next-token "
-                "objective only, so set it to true (encoders can be built and counted from Python)"
+                f"train.mask_share {self.train.mask_share} is for encoders, and model.causal is true; remove it, or "
+                "set model.causal to false"
+            )
+        if not self.model.causal and self.compare is not None and self.compare.match.by == "kv":
+            raise ValueError(
+                "compare.match.by kv: an encoder (model.causal false) keeps no cache of keys and values; match by "
+                "effective, parameters or flops"
             )
         train, context = self.train, self.model.context
         if train.batch_tokens % context:

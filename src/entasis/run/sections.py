@@ -68,6 +68,7 @@ class ModelSection(Section):
     logit_divisor: _Rate = 1.0
     initialisation: Initialisation = "scaled"
     causal: bool = True
+    """False: an encoder, trained to predict tokens that are hidden from it (`train.mask_share`)."""
 
     @field_validator("rotary_scaling")
     @classmethod
@@ -100,7 +101,9 @@ class TrainSection(Section):
     threads: Literal["auto"] | Annotated[int, Field(ge=1, le=1024)] = "auto"
     """CPU threads; part of what bit equality is promised for."""
     seed: _Seed = 0
-    """Of initialisation and data order."""
+    """Of initialisation, data order and, for an encoder, what is hidden."""
+    mask_share: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Encoders only: share of each window's tokens that is hidden and to be predicted; None: 0.3."""
     router_loss: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.01
     """Weight of the routers' auxiliary loss in what is trained; of no effect without experts."""
     evaluate_every: _Count = 50

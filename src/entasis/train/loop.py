@@ -22,6 +22,7 @@ from entasis.run.checkpoint import NonFiniteError, load_newest, remove_leftovers
 from entasis.run.config import RunConfig
 from entasis.run.environment import device_name, environment_record
 from entasis.run.folder import RunFolder
+from entasis.run.objective import masking
 from entasis.shape.budget import budget
 from entasis.train.interrupt import Interrupted, StopRequest
 from entasis.train.monitor import Monitor, Throughput
@@ -62,6 +63,7 @@ def train(config: RunConfig, console: Console, *, label: str = "train") -> None:
             seed=config.train.seed,
             document_mask=config.data.document_mask,
             eos_id=data.eos_id,
+            masking=masking(config, data),
         )
         model = Transformer(design.shape, block, seed=config.train.seed).to(computation.device)
         recompute_activations(model, config.train.activation_checkpointing)
@@ -142,6 +144,7 @@ def train(config: RunConfig, console: Console, *, label: str = "train") -> None:
                             tokens=config.train.evaluate_tokens,
                             document_mask=config.data.document_mask,
                             eos_id=data.eos_id,
+                            masking=masking(config, data),
                         ),
                         computation,
                     )
