@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from entasis.report.numbers import loss_unit
 from entasis.report.schema import (
     COMPARISON_FORMAT,
     Comparison,
@@ -107,14 +108,19 @@ def build_comparison(
     exploratory: bool = True,
     match_tolerance: float = 0.01,
     style: str = "llama",
+    mask_share: float | None = None,
     sample: str = " of the house of Israel, and said to them,\n\n“Behold, I will make a covenant with you.”",
 ) -> Comparison:
-    """A comparison of `families`; the first is the reference. `names` renames shapes."""
+    """A comparison of `families`; the first is the reference. `names` renames shapes. With `mask_share`: encoders."""
     names = {family: (names or {}).get(family, family) for family in families}
     steps, batch_tokens = 300, 8192
     config = ModelConfig(vocab_size=4096, context=256, style=style)  # type: ignore[arg-type]
     budgets = {family: budget(_shape(family), config) for family in families}
     runs = {family: [_run(family, seed, steps, batch_tokens) for seed in seeds] for family in families}
+    bits = {family: mean([run["final_bits_per_byte"] or 0.0 for run in runs[family]]) for family in families}
+    if mask_share is not None:
+        for run in (run for family in families for run in runs[family]):
+            run["final_bits_per_byte"] = None
     base = families[0]
     base_losses = [run["final_val_loss"] for run in runs[base]]
     base_flops = 3.0 * budgets[base].flops_per_token * batch_tokens * steps
@@ -141,7 +147,7 @@ def build_comparison(
             runs=runs[family],
             mean_val_loss=mean(losses),
             sd_val_loss=sample_sd(losses),
-            mean_bits_per_byte=mean([run["final_bits_per_byte"] for run in runs[family]]),
+            mean_bits_per_byte=bits[family] if mask_share is None else None,
             mean_best_step=mean([run["best_step"] for run in runs[family]]),
             tokens_per_parameter=(1 if exploratory else 80)
             * steps
@@ -157,8 +163,10 @@ def build_comparison(
             ),
             difference=None
             if family == base
-            else paired_difference(losses, base_losses, name=names[family], reference_name=names[base]),
-            sample=sample,
+            else paired_difference(
+                losses, base_losses, name=names[family], reference_name=names[base], unit=loss_unit(mask_share)
+            ),
+            sample=sample if mask_share is None else None,
         )
     return Comparison(
         format=COMPARISON_FORMAT,
@@ -193,6 +201,7 @@ def build_comparison(
         ],
         seeds=list(seeds),
         tune_seed=100 if tuned else None,
+        mask_share=mask_share,
         steps=steps,
         batch_tokens=batch_tokens,
         train_tokens_per_run=steps * batch_tokens,

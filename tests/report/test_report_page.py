@@ -89,6 +89,8 @@ CASES: dict[str, dict[str, Any]] = {
     "one seed": {"seeds": (7,)},
     "two shapes": {"families": ("uniform", "bowtie"), "seeds": (0, 1)},
     "unequal": {"match_tolerance": 1e-5, "style": "gpt2"},
+    "encoders": {"mask_share": 0.3, "tuned": True},
+    "one encoder": {"families": ("uniform",), "mask_share": 0.15, "seeds": (3,)},
     "eight": {"families": FAMILIES, "tuned": True, "seeds": (0, 1, 2, 3, 4)},
 }
 
@@ -107,11 +109,33 @@ def test_every_case_is_a_whole_self_contained_page(build: BuildComparison, case:
     targets = {value.lstrip("#") for value in references if value} | set(re.findall(r"url\(#([^)]+)\)", html))
     assert targets <= set(page.identifiers)
     assert len(page.identifiers) == len(set(page.identifiers))
-    assert [section for section in SECTIONS if section not in page.identifiers] == []
+    expected = [section for section in SECTIONS if section != "samples" or "mask_share" not in CASES[case]]
+    assert [section for section in SECTIONS if section in page.identifiers] == expected
     assert ("differences" in page.identifiers) == (len(results["shapes"]) > 1)
     assert [s.text for s in scope(results) if words(s.text) not in page.text] == []
     assert ("nothing to compare it with" in page.text) == (len(results["shapes"]) == 1)
     assert "{{" not in html and "None" not in page.text and "nan" not in page.text.lower().split()
+
+
+def test_a_page_of_encoders_speaks_of_masked_tokens_and_gives_no_bits_per_byte(build: BuildComparison) -> None:
+    html = render_report(build(mask_share=0.3, tuned=True))
+    text = Page(html).text
+    for expected in (
+        "Final held-out masked-token loss against uniform",
+        "nats per masked token below uniform",
+        "Masked-token loss. These are encoders: 30 % of the tokens are masked",
+        "Loss (nats per masked token)",
+        "Objectivemasked tokens, 30 %",
+    ):
+        assert expected.replace(" %", "\N{NO-BREAK SPACE}%") in text or expected in text, expected
+    per_token = re.findall(r"nats per (?!masked)\w+", unescape(html), flags=re.IGNORECASE)
+    assert per_token == []
+    assert html.lower().count("bits per byte") == 1, "where it says that there is none"
+    for absent in ("unigram", "KV cache", "decoded token", "In the beginning", "None"):
+        assert absent not in text
+    causal = Page(render_report(build())).text
+    assert "masked" not in causal
+    assert "Objectivenext token" in causal
 
 
 def test_verdicts_stand_first_and_whole(build: BuildComparison) -> None:

@@ -21,7 +21,7 @@ from entasis.report.ink import Pen, theme_variables
 from entasis.report.schema import COMPARISON_FORMAT, Comparison, ShapeResult
 from entasis.report.series import Series
 from entasis.report.silhouette import VIEW_WIDTH, Silhouette, silhouettes
-from entasis.report.wording import BUDGET_FIELDS, facts, scope, verdict, within
+from entasis.report.wording import budget_fields, facts, loss_name, scope, verdict, within
 from entasis.shape.match import MATCH_FIELDS
 from entasis.shape.records import Shape
 
@@ -68,7 +68,7 @@ class _Entry:
 
     series: Series
     silhouette: Silhouette
-    sample: str
+    sample: str | None
 
     @property
     def name(self) -> str:
@@ -93,12 +93,14 @@ def _context(results: Comparison) -> dict[str, Any]:
     shapes = [Series(name, Pen(index), results["shapes"][name]) for index, name in enumerate(names)]
     drawings = silhouettes([Shape.from_dict(series.result["shape"]) for series in shapes])
     entries = [
-        _Entry(series, drawing, _bounded(series.result["sample"]))
+        _Entry(series, drawing, None if (sample := series.result["sample"]) is None else _bounded(sample))
         for series, drawing in zip(shapes, drawings, strict=True)
     ]
     reference, others, steps = shapes[0], shapes[1:], results["steps"]
-    bits = [series.result["mean_bits_per_byte"] for series in shapes]
-    longest_bar = max(results["data"]["unigram_bits_per_byte"], *bits)
+    means = [series.result["mean_bits_per_byte"] for series in shapes]
+    bits = [value for value in means if value is not None]
+    longest_bar = max([results["data"]["unigram_bits_per_byte"], *bits])
+    unit = numbers.loss_unit(results["mask_share"])
     tuned = any(series.result["tuning"] for series in shapes)
     rates = {series.result["learning_rate"] for series in shapes}
     return {
@@ -108,17 +110,20 @@ def _context(results: Comparison) -> dict[str, Any]:
         "others": entries[1:],
         "facts": facts(results),
         "scope": scope(results),
-        "budget_fields": BUDGET_FIELDS,
+        "budget_fields": budget_fields(results),
+        "loss_name": loss_name(results),
+        "unit": unit,
+        "bits": bits,
         "match_field": MATCH_FIELDS.get(results["match_by"], results["match_by"]),
         "verdict": verdict,
         "within": within,
         "number": numbers,
         "view_width": VIEW_WIDTH,
-        "learning_rate_figure": learning_rate_figure(shapes) if tuned else None,
+        "learning_rate_figure": learning_rate_figure(shapes, unit) if tuned else None,
         "shared_rate": rates.pop() if len(rates) == 1 else None,
-        "loss_figure": loss_figure(shapes, steps),
-        "difference_figure": difference_figure(others, reference, steps) if others else None,
-        "forest_figure": forest_figure(others) if others else None,
+        "loss_figure": loss_figure(shapes, steps, unit),
+        "difference_figure": difference_figure(others, reference, steps, unit) if others else None,
+        "forest_figure": forest_figure(others, unit) if others else None,
         "bar": lambda value: 100 * value / longest_bar,
         "seeds_differ": len(results["seeds"]) > 1,
         "rises_again": any(series.result["mean_best_step"] < steps for series in shapes),

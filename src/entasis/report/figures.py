@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
 from entasis.report.ink import INK, LINE, MUTED, Pen, finish
-from entasis.report.numbers import rate
+from entasis.report.numbers import NATS_PER_TOKEN, rate
 from entasis.report.series import Band, Series, difference_band, loss_band
 
 _WIDTH, _HEIGHT = 360, 275  # CSS pixels; a phone shows 358 of them
@@ -46,7 +46,7 @@ _STYLE: dict[str, Any] = {
 }
 
 
-def loss_figure(shapes: Sequence[Series], total_steps: int) -> Markup:
+def loss_figure(shapes: Sequence[Series], total_steps: int, unit: str = NATS_PER_TOKEN) -> Markup:
     """Mean held-out loss over steps with the range over seeds; the steep first tenth may leave the frame."""
     bands = [loss_band(series) for series in shapes]
     with _figure("loss", "Held-out loss over training steps, mean and range over seeds") as drawing:
@@ -59,12 +59,14 @@ def loss_figure(shapes: Sequence[Series], total_steps: int) -> Markup:
         axes.set_ylim(low - margin, high + margin)
         axes.set_xlim(0, total_steps)
         axes.set_xlabel("training step")
-        axes.set_ylabel("held-out loss (nats per token)")
+        axes.set_ylabel(f"held-out loss ({unit})")
         _whole_ticks(axes)
     return drawing.svg
 
 
-def difference_figure(shapes: Sequence[Series], reference: Series, total_steps: int) -> Markup:
+def difference_figure(
+    shapes: Sequence[Series], reference: Series, total_steps: int, unit: str = NATS_PER_TOKEN
+) -> Markup:
     """Mean paired difference to the reference over steps; the frame fits the second half of training."""
     label = "Held-out loss minus the reference's over training steps, mean and range over seeds"
     with _figure("difference", label) as drawing:
@@ -82,12 +84,12 @@ def difference_figure(shapes: Sequence[Series], reference: Series, total_steps: 
         axes.set_ylim(low - margin, high + margin)
         axes.set_xlim(0, total_steps)
         axes.set_xlabel("training step")
-        axes.set_ylabel("difference (nats per token)")
+        axes.set_ylabel(f"difference ({unit})")
         _whole_ticks(axes)
     return drawing.svg
 
 
-def learning_rate_figure(shapes: Sequence[Series]) -> Markup:
+def learning_rate_figure(shapes: Sequence[Series], unit: str = NATS_PER_TOKEN) -> Markup:
     """Final loss of each trial over its learning rate; a ring marks the chosen rate, a cross a trial that diverged."""
     label = "Final held-out loss of each tuning trial over the learning rate"
     tuned = [series for series in shapes if series.result["tuning"]]
@@ -109,7 +111,7 @@ def learning_rate_figure(shapes: Sequence[Series]) -> Markup:
         axes.xaxis.set_minor_locator(NullLocator())
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: rate(value)))
         axes.set_xlabel("learning rate")
-        axes.set_ylabel("final held-out loss (nats per token)")
+        axes.set_ylabel(f"final held-out loss ({unit})")
         axes.yaxis.set_major_locator(MaxNLocator(5))
     return drawing.svg
 
@@ -143,7 +145,7 @@ def _draw_trials(axes: Axes, series: Series) -> None:
     )
 
 
-def forest_figure(shapes: Sequence[Series]) -> Markup:
+def forest_figure(shapes: Sequence[Series], unit: str = NATS_PER_TOKEN) -> Markup:
     """Each shape's paired difference: interval, mean, single seeds, and the differences that would mostly be missed."""
     rows = [(series, series.result["difference"]) for series in shapes]
     names = {f"shape-placeholder-{number}-": _short(series.name) for number, (series, _) in enumerate(rows)}
@@ -190,7 +192,7 @@ def forest_figure(shapes: Sequence[Series]) -> Markup:
         axes.spines["left"].set_visible(False)
         axes.xaxis.set_major_locator(MaxNLocator(5))
         axes.grid(visible=True, axis="x")
-        axes.set_xlabel("← lower loss  ·  nats per token  ·  higher loss →")
+        axes.set_xlabel(f"← lower loss  ·  {unit}  ·  higher loss →")
     return drawing.svg
 
 

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import math
 
+NATS_PER_TOKEN = "nats per token"
 MINUS = "\N{MINUS SIGN}"
 _COUNT_UNITS = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _BYTE_UNITS = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+
+
+def loss_unit(mask_share: float | None) -> str:
+    """The unit of a loss: per token, or, where a share of the tokens is masked and predicted, per masked token."""
+    return NATS_PER_TOKEN if mask_share is None else "nats per masked token"
 
 
 def nats(value: float, *, sign: bool = False) -> str:

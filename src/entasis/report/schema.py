@@ -1,13 +1,14 @@
 """The files that studies write and reports draw. Plain data on the ground floor, so that both sides can know it.
 
-All losses are nats per token, all bits per byte use the held-out text's bytes, rates are tokens per second.
+All losses are nats per token that is predicted (each next one, or those hidden from an encoder), all bits per byte use
+the held-out text's bytes, rates are tokens per second.
 """
 
 from __future__ import annotations
 
 from typing import Any, Literal, TypedDict
 
-COMPARISON_FORMAT = "entasis-comparison-1"
+COMPARISON_FORMAT = "entasis-comparison-2"
 
 
 class CurvePoint(TypedDict):
@@ -34,7 +35,8 @@ class RunResult(TypedDict):
     curve: list[CurvePoint]
     train_curve: list[TrainPoint]
     final_val_loss: float
-    final_bits_per_byte: float
+    final_bits_per_byte: float | None
+    """None under a masked-token objective, which gives no probability of the text."""
     best_step: int
     """Step of the lowest held-out loss."""
     best_val_loss: float
@@ -110,7 +112,8 @@ class ShapeResult(TypedDict):
     runs: list[RunResult]
     mean_val_loss: float
     sd_val_loss: float | None
-    mean_bits_per_byte: float
+    mean_bits_per_byte: float | None
+    """None as for each run."""
     mean_best_step: float
     tokens_per_parameter: float
     """Training tokens per non-embedding parameter (stored)."""
@@ -119,8 +122,8 @@ class ShapeResult(TypedDict):
     reach: Reach
     difference: Difference | None
     """None for the reference itself."""
-    sample: str
-    """How the first seed's model continues `sample_prompt`; the prompt is not in it."""
+    sample: str | None
+    """How the first seed's model continues `sample_prompt`; the prompt is not in it. None: an encoder."""
 
 
 class DataSummary(TypedDict):
@@ -159,6 +162,8 @@ class Comparison(TypedDict):
     """Shapes outside the tolerance (only with --allow-unequal)."""
     seeds: list[int]
     tune_seed: int | None
+    mask_share: float | None
+    """Share of the tokens that is hidden from encoders and predicted; None: each next token is predicted."""
     steps: int
     batch_tokens: int
     train_tokens_per_run: int

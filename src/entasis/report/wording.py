@@ -19,6 +19,8 @@ BUDGET_FIELDS = {
     "decode_bytes_per_token": ("bytes read per decoded token", "weights and cache at full context, batch 1"),
 }
 """Name in running text, and what it counts."""
+_OF_DECODING = {"kv_cache_bytes_per_token", "decode_bytes_per_token"}
+"""Fields that mean nothing for an encoder, which decodes nothing."""
 _LEADS = ("lower loss", "higher loss", "no difference shown", "identical", "one seed")
 
 
@@ -28,6 +30,17 @@ class Statement:
 
     lead: str
     text: str
+
+
+def budget_fields(results: Comparison) -> dict[str, tuple[str, str]]:
+    """The budgets that mean something for the study's models."""
+    masked = results["mask_share"] is not None
+    return {field: text for field, text in BUDGET_FIELDS.items() if not (masked and field in _OF_DECODING)}
+
+
+def loss_name(results: Comparison) -> str:
+    """What the held-out loss is called in running text."""
+    return "held-out loss" if results["mask_share"] is None else "held-out masked-token loss"
 
 
 def verdict(difference: Difference) -> Statement:
@@ -46,7 +59,7 @@ def within(value: float | None, tolerance: float) -> bool:
 def scope(results: Comparison) -> list[Statement]:
     """What the comparison can and cannot say, most important first."""
     shapes, others = results["shapes"], _others(results)
-    statements = [_quality(results)]
+    statements = [_quality(results), *_objective(results)]
     if others:
         statements += [_rates(results), _budgets(results)]
     if unequal := results["unequal"]:
@@ -92,6 +105,18 @@ def _quality(results: Comparison) -> Statement:
     return Statement("Trained to at least 20 tokens per parameter.", f"{seen}.")
 
 
+def _objective(results: Comparison) -> list[Statement]:
+    if (share := results["mask_share"]) is None:
+        return []
+    text = (
+        f"These are encoders: {percent(share)} of the tokens are masked and predicted from those left, before and "
+        "after, and a step learns from those alone. The held-out masks are the same for every shape, seed and "
+        "evaluation. The loss is the mean over masked tokens and no probability of the text: there is no figure in "
+        "bits per byte and no text sample, and it says nothing beside the loss of a model that predicts the next token."
+    )
+    return [Statement("Masked-token loss.", text)]
+
+
 def _rates(results: Comparison) -> Statement:
     shapes = results["shapes"]
     tuned = [name for name, shape in shapes.items() if shape["tuning"]]
@@ -114,7 +139,7 @@ def _rates(results: Comparison) -> Statement:
 def _budgets(results: Comparison) -> Statement:
     matched = MATCH_FIELDS.get(results["match_by"], results["match_by"])
     others, tolerance = _others(results), results["match_tolerance"]
-    fields = [field for field in BUDGET_FIELDS if any(field in shape["ratio"] for shape in others.values())]
+    fields = [field for field in budget_fields(results) if any(field in shape["ratio"] for shape in others.values())]
     equal = [f for f in fields if all(within(shape["ratio"].get(f), tolerance) for shape in others.values())]
     also = [BUDGET_FIELDS[field][0] for field in equal if field != matched]
     text = f"Within {percent(tolerance)} of the reference"
@@ -153,10 +178,11 @@ def _seeds(results: Comparison) -> Statement:
 
 def facts(results: Comparison) -> list[tuple[str, str]]:
     """The frame of the study as short label and value."""
-    data = results["data"]
+    data, share = results["data"], results["mask_share"]
     return [
         ("Data", f"{data['name']}, {count(data['train_tokens'])} training tokens"),
         ("Tokenizer", f"{data['tokenizer']}, {data['vocab_size']:,} entries"),
+        ("Objective", "next token" if share is None else f"masked tokens, {percent(share)}"),
         ("Training", f"{results['steps']:,} steps of {results['batch_tokens']:,} tokens"),
         ("Per run", f"{count(results['train_tokens_per_run'])} tokens, {significant(results['epochs'], 3)} epochs"),
         ("Seeds", ", ".join(map(str, results["seeds"]))),

@@ -15,6 +15,7 @@ from entasis.data.dataset import TokenData
 from entasis.errors import EntasisError
 from entasis.evaluate.held_out import bits_per_byte
 from entasis.generate.sample import generate_text
+from entasis.report.numbers import loss_unit
 from entasis.report.schema import (
     COMPARISON_FORMAT,
     Comparison,
@@ -28,7 +29,7 @@ from entasis.report.schema import (
 )
 from entasis.run.config import RunConfig
 from entasis.run.folder import RunFolder
-from entasis.run.load import LoadedRun, load_run
+from entasis.run.load import load_run
 from entasis.run.sections import ContrastSection
 from entasis.shape.budget import Budget
 from entasis.shape.draw import findings_text
@@ -105,6 +106,7 @@ def comparison_results(
         unequal=unequal,
         seeds=list(section.seeds),
         tune_seed=section.tune.seed if section.tune else None,
+        mask_share=config.mask_share,
         steps=config.train.steps,
         batch_tokens=config.train.batch_tokens,
         train_tokens_per_run=tokens,
@@ -113,17 +115,21 @@ def comparison_results(
         sample_prompt=section.prompt,
         workers=workers,
         shapes=results,
-        contrasts=[_contrast(name, contrast, runs) for name, contrast in section.contrasts.items()],
+        contrasts=[
+            _contrast(name, contrast, runs, loss_unit(config.mask_share)) for name, contrast in section.contrasts.items()
+        ],
     )
 
 
-def _contrast(name: str, section: ContrastSection, runs: dict[str, list[RunResult]]) -> Contrast:
+def _contrast(name: str, section: ContrastSection, runs: dict[str, list[RunResult]], unit: str) -> Contrast:
     of, against = (_mean_finals([runs[shape] for shape in group]) for group in (section.of, section.against))
     return Contrast(
         name=name,
         of=list(section.of),
         against=list(section.against),
-        difference=paired_difference(of, against, name=_group(section.of), reference_name=_group(section.against)),
+        difference=paired_difference(
+            of, against, name=_group(section.of), reference_name=_group(section.against), unit=unit
+        ),
     )
 
 
@@ -159,7 +165,7 @@ def _run_result(folder: Path, seed: int, config: RunConfig, bytes_per_token: flo
         curve=curve,
         train_curve=[TrainPoint(step=r["step"], train_loss=r["train_loss"]) for r in records[stride - 1 :: stride]],
         final_val_loss=final,
-        final_bits_per_byte=bits_per_byte(final, bytes_per_token),
+        final_bits_per_byte=bits_per_byte(final, bytes_per_token) if config.mask_share is None else None,
         best_step=best["step"],
         best_val_loss=best["val_loss"],
         tokens_per_second=median(rates[_WARM_STEPS:] or rates),
@@ -174,7 +180,7 @@ def _shape_result(
     losses, reference_losses = _finals(own), _finals(other)
     step_flops = [3 * entry.budget.flops_per_token * config.train.batch_tokens for entry in (shape, reference)]
     rates = [point["learning_rate"] for point in shape.tuning]
-    loaded = load_run(shape.folders[0], report=lambda line: print(line, file=sys.stderr))
+    bits = [run["final_bits_per_byte"] for run in own if run["final_bits_per_byte"] is not None]
     return ShapeResult(
         family=shape.design.family,
         settings=config.for_shape(shape.name).shape,
@@ -189,7 +195,7 @@ def _shape_result(
         runs=own,
         mean_val_loss=mean(losses),
         sd_val_loss=sample_sd(losses),
-        mean_bits_per_byte=mean([run["final_bits_per_byte"] for run in own]),
+        mean_bits_per_byte=mean(bits) if bits else None,
         mean_best_step=mean([run["best_step"] for run in own]),
         tokens_per_parameter=tokens / (shape.budget.parameters - shape.budget.embedding_parameters),
         tokens_per_second_ratio=_rate(own) / _rate(other),
@@ -202,12 +208,19 @@ def _shape_result(
         ),
         difference=None
         if shape is reference
-        else paired_difference(losses, reference_losses, name=shape.name, reference_name=reference.name),
-        sample=_continuation(loaded, config.compare.prompt),
+        else paired_difference(
+            losses,
+            reference_losses,
+            name=shape.name,
+            reference_name=reference.name,
+            unit=loss_unit(config.mask_share),
+        ),
+        sample=_continuation(shape.folders[0], config.compare.prompt) if config.mask_share is None else None,
     )
 
 
-def _continuation(loaded: LoadedRun, prompt: str) -> str:
+def _continuation(run: Path, prompt: str) -> str:
+    loaded = load_run(run, report=lambda line: print(line, file=sys.stderr))
     return generate_text(loaded.model, loaded.tokenizer, prompt, tokens=_SAMPLE_TOKENS).removeprefix(prompt)
 
 

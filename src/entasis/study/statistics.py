@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from scipy import optimize, stats
 
 from entasis.errors import EntasisError
-from entasis.report.numbers import interval, nats
+from entasis.report.numbers import NATS_PER_TOKEN, interval, nats
 from entasis.report.schema import CurvePoint, Difference, Reach
 
 CONFIDENCE = 0.95
@@ -133,12 +133,13 @@ def paired_difference(
     *,
     name: str = "this shape",
     reference_name: str = "the reference",
+    unit: str = NATS_PER_TOKEN,
 ) -> Difference:
     """Final losses of a shape minus the reference's, paired by position (seed): interval, power, verdict.
 
     The interval is the paired t interval at 95 %. It is None with one seed, and also where several seeds give one and
-    the same non-zero difference: then there is no spread to estimate it from. `name` and `reference_name` stand in the
-    sentence.
+    the same non-zero difference: then there is no spread to estimate it from. `name`, `reference_name` and
+    `unit` stand in the sentence.
 
     Raises:
         EntasisError: no pair, lists of different length, or a loss that is not finite.
@@ -174,15 +175,15 @@ def paired_difference(
         result["p_value"] = float(2 * stats.t.sf(abs(centre) / error, count - 1))
         result["smallest_detectable"] = smallest_detectable(sd, count)
         result["verdict"] = "lower" if high < 0 else "higher" if low > 0 else "no difference shown"
-    result["sentence"] = verdict_sentence(result, name, reference_name)
+    result["sentence"] = verdict_sentence(result, name, reference_name, unit)
     return result
 
 
-def verdict_sentence(difference: Difference, name: str, reference_name: str) -> str:
+def verdict_sentence(difference: Difference, name: str, reference_name: str, unit: str = NATS_PER_TOKEN) -> str:
     """The verdict in plain words, with direction, numbers and unit."""
     seeds = len(difference["pairs"])
     direction = "below" if difference["mean"] < 0 else "above"
-    finding = f"{name} ends {nats(abs(difference['mean']))} nats per token {direction} {reference_name}"
+    finding = f"{name} ends {nats(abs(difference['mean']))} {unit} {direction} {reference_name}"
     if difference["mean"] == 0:
         finding = f"{name} ends at the loss of {reference_name}"
     low, high, power = difference["low"], difference["high"], difference["smallest_detectable"]
@@ -202,7 +203,7 @@ def verdict_sentence(difference: Difference, name: str, reference_name: str) -> 
     )
     if difference["verdict"] == "no difference shown":
         return (
-            f"No difference shown: the 95 % interval, {interval(low, high)} nats per token, contains zero. "
+            f"No difference shown: the 95 % interval, {interval(low, high)} {unit}, contains zero. "
             f"On average {finding}; {design}."
         )
     return f"{difference['verdict'].capitalize()} loss: {finding} (95 % interval {interval(low, high)}); {design}."
