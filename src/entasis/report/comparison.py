@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import yaml
-from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
 
 from entasis.errors import EntasisError
 from entasis.report import numbers
 from entasis.report.figures import difference_figure, forest_figure, learning_rate_figure, loss_figure
-from entasis.report.ink import Pen, theme_variables
+from entasis.report.ink import Pen
+from entasis.report.page import flat_record, render_page, write_page
 from entasis.report.schema import COMPARISON_FORMAT, Comparison, ShapeResult
 from entasis.report.series import Series
 from entasis.report.silhouette import VIEW_WIDTH, Silhouette, silhouettes
@@ -26,15 +21,6 @@ from entasis.shape.match import MATCH_FIELDS
 from entasis.shape.records import Shape
 
 _LONGEST_SAMPLE = 4000
-# Names and samples are anybody's text. Control characters become visible, and so do those that turn the direction of
-# the text around them: they could make a verdict read otherwise than it says.
-_VISIBLE = (
-    {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"}
-    | {0x7F: 0x2421}
-    | dict.fromkeys(
-        [*range(0x80, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x061C, 0x200E, 0x200F], 0xFFFD
-    )
-)
 
 
 def write_report(results: Comparison, path: Path) -> None:
@@ -43,11 +29,7 @@ def write_report(results: Comparison, path: Path) -> None:
     Raises:
         EntasisError: the results have another format or lack runs, or the file cannot be written.
     """
-    page = render_report(results)
-    try:
-        _write_whole(path, page.encode("utf-8", errors="replace"))
-    except OSError as error:
-        raise EntasisError(f"{path}: the report cannot be written ({error.strerror})") from error
+    write_page(render_report(results), path)
 
 
 def render_report(results: Comparison) -> str:
@@ -57,9 +39,7 @@ def render_report(results: Comparison) -> str:
         EntasisError: the results have another format or lack runs.
     """
     _check(results)
-    template = _environment().get_template("comparison.html")
-    page = template.render(_context(results)).translate(_VISIBLE)
-    return page.replace(" %", "\N{NO-BREAK SPACE}%")  # a number never ends a line without its sign
+    return render_page("comparison.html", _context(results))
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,22 +109,8 @@ def _context(results: Comparison) -> dict[str, Any]:
         "rises_again": any(series.result["mean_best_step"] < steps for series in shapes),
         "prompt": _bounded(results["sample_prompt"]),
         "config_yaml": yaml.safe_dump(results["config"], sort_keys=False, allow_unicode=True),
-        "environment": list(_flat(results["environment"])),
-        "css": Markup(
-            _environment().get_template("report.css").render(light=theme_variables(0), dark=theme_variables(1))
-        ),
+        "environment": list(flat_record(results["environment"])),
     }
-
-
-@cache
-def _environment() -> Environment:
-    return Environment(
-        loader=PackageLoader("entasis.report", "templates"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
 
 
 def _check(results: Comparison) -> None:
@@ -165,27 +131,3 @@ def _check(results: Comparison) -> None:
 
 def _bounded(text: str) -> str:
     return text if len(text) <= _LONGEST_SAMPLE else f"{text[:_LONGEST_SAMPLE]} …"
-
-
-def _flat(record: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    for key, value in record.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-
-
-def _write_whole(path: Path, content: bytes) -> None:
-    """Write beside `path`, then rename, so that nobody ever reads half a report."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise

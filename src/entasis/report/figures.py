@@ -6,50 +6,23 @@ are never handed to matplotlib (they may hold any character): placeholders are, 
 
 from __future__ import annotations
 
-import io
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
 from statistics import median
-from typing import Any
 
 from markupsafe import Markup
-from matplotlib import style
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
-from entasis.report.ink import INK, LINE, MUTED, Pen, finish
+from entasis.report.canvas import figure
+from entasis.report.ink import MUTED, Pen
 from entasis.report.numbers import NATS_PER_TOKEN, rate
 from entasis.report.series import Band, Series, difference_band, loss_band
-
-_WIDTH, _HEIGHT = 360, 275  # CSS pixels; a phone shows 358 of them
-_STYLE: dict[str, Any] = {
-    "svg.fonttype": "none",
-    "font.size": 10.5,
-    "axes.edgecolor": LINE,
-    "axes.labelcolor": INK,
-    "axes.linewidth": 1.0,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.formatter.useoffset": False,
-    "xtick.color": LINE,
-    "ytick.color": LINE,
-    "xtick.labelcolor": MUTED,
-    "ytick.labelcolor": MUTED,
-    "grid.color": LINE,
-    "grid.linewidth": 0.7,
-    "lines.linewidth": 1.8,
-    "lines.solid_capstyle": "round",
-    "text.color": INK,
-    "text.parse_math": False,
-}
 
 
 def loss_figure(shapes: Sequence[Series], total_steps: int, unit: str = NATS_PER_TOKEN) -> Markup:
     """Mean held-out loss over steps with the range over seeds; the steep first tenth may leave the frame."""
     bands = [loss_band(series) for series in shapes]
-    with _figure("loss", "Held-out loss over training steps, mean and range over seeds") as drawing:
+    with figure("loss", "Held-out loss over training steps, mean and range over seeds") as drawing:
         axes = drawing.axes
         for series, band in zip(shapes, bands, strict=True):
             _draw_band(axes, series.pen, band)
@@ -69,7 +42,7 @@ def difference_figure(
 ) -> Markup:
     """Mean paired difference to the reference over steps; the frame fits the second half of training."""
     label = "Held-out loss minus the reference's over training steps, mean and range over seeds"
-    with _figure("difference", label) as drawing:
+    with figure("difference", label) as drawing:
         axes = drawing.axes
         axes.axhline(0.0, color=reference.pen.sentinel, linewidth=1.4)
         low = high = 0.0
@@ -95,7 +68,7 @@ def learning_rate_figure(shapes: Sequence[Series], unit: str = NATS_PER_TOKEN) -
     tuned = [series for series in shapes if series.result["tuning"]]
     losses = [p["final_val_loss"] for s in tuned for p in s.result["tuning"] if p["final_val_loss"] is not None]
     rates = sorted({point["learning_rate"] for series in tuned for point in series.result["tuning"]})
-    with _figure("learning-rate", label) as drawing:
+    with figure("learning-rate", label) as drawing:
         axes = drawing.axes
         axes.set_xscale("log", base=2)
         for series in tuned:
@@ -150,7 +123,7 @@ def forest_figure(shapes: Sequence[Series], unit: str = NATS_PER_TOKEN) -> Marku
     rows = [(series, series.result["difference"]) for series in shapes]
     names = {f"shape-placeholder-{number}-": _short(series.name) for number, (series, _) in enumerate(rows)}
     label = "Paired difference of final held-out loss to the reference, with 95 % interval"
-    with _figure("forest", label, names=names, height=70 + 52 * len(rows)) as drawing:
+    with figure("forest", label, names=names, height=70 + 52 * len(rows)) as drawing:
         axes = drawing.axes
         edges = [0.0]
         for number, (series, difference) in enumerate(rows):
@@ -194,29 +167,6 @@ def forest_figure(shapes: Sequence[Series], unit: str = NATS_PER_TOKEN) -> Marku
         axes.grid(visible=True, axis="x")
         axes.set_xlabel(f"← lower loss  ·  {unit}  ·  higher loss →")
     return drawing.svg
-
-
-@dataclass(slots=True)
-class _Drawing:
-    axes: Axes
-    svg: Markup
-
-
-@contextmanager
-def _figure(key: str, label: str, *, names: dict[str, str] | None = None, height: int = _HEIGHT) -> Iterator[_Drawing]:
-    """An empty figure to draw in; on leaving it holds the SVG. `key` keeps identifiers of several figures apart."""
-    with style.context(["default", {**_STYLE, "svg.hashsalt": key}]):  # whatever the user's own matplotlib style says
-        figure = Figure(figsize=(_WIDTH / 72, height / 72), layout="constrained")
-        figure.patch.set_visible(False)
-        axes = figure.add_subplot()
-        axes.patch.set_visible(False)
-        axes.set_axisbelow(True)
-        axes.tick_params(length=3)
-        drawing = _Drawing(axes, Markup())
-        yield drawing
-        buffer = io.StringIO()
-        figure.savefig(buffer, format="svg", metadata={"Date": None})
-        drawing.svg = finish(buffer.getvalue(), label=label, names=names or {})
 
 
 def _draw_band(axes: Axes, pen: Pen, band: Band) -> None:
