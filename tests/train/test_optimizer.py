@@ -209,3 +209,37 @@ def test_muon_goes_on_from_its_state() -> None:
             optimizer.step(0.01)
     for name, parameter in whole.named_parameters():
         assert torch.equal(parameter, halves.get_parameter(name)), name
+
+
+def test_muon_leaves_the_routers_to_adamw() -> None:
+    """The routers' names stand in a group of their own, which decays, has the blocks' rate and takes AdamW's step."""
+    layer = LayerShape(width=16, heads=2, kv_heads=2, head_dim=8, mlp_hidden=8, experts=3, experts_per_token=2)
+    shape = Shape((layer, _SHAPE.layers[0], layer), embed_width=16)
+    model = Transformer(shape, ModelConfig(vocab_size=29, context=8), seed=1)
+    section = OptimizerSection(name="muon", block_rate=0.5, weight_decay=0.1)
+    optimizer = Optimizer(model, section)
+    names = {group.name: set(group.parameters) for group in optimizer.groups}
+    assert names["routers"] == {"layers.0.mlp.router.weight", "layers.2.mlp.router.weight"}
+    assert names["blocks"] == {
+        f"layers.{number}.{name}.weight"
+        for number in range(3)
+        for name in ("attention.qkv", "attention.out", "mlp.input", "mlp.output")
+    }
+    routers = next(group for group in optimizer.groups if group.name == "routers")
+    assert (routers.rate, routers.weight_decay) == (0.5, 0.1)
+    router = model.get_parameter("layers.0.mlp.router.weight")
+    alone = torch.nn.Parameter(router.detach().clone())
+    adamw = torch.optim.AdamW([alone], lr=0.01, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+    for seed in (1, 2):
+        _backward(model, seed)
+        assert router.grad is not None
+        alone.grad = router.grad.clone()
+        adamw.step()
+        optimizer.step(0.02)
+    assert torch.equal(alone.detach(), router.detach())
+    assert {name.split(":")[1] for name in optimizer.state() if "router" in name} == {"step", "exp_avg", "exp_avg_sq"}
+    again = Optimizer(model, section)
+    again.load_state({name: value.clone() for name, value in optimizer.state().items()})
+    assert all(torch.equal(value, again.state()[name]) for name, value in optimizer.state().items())
+    plain = {group.name for group in Optimizer(model, OptimizerSection()).groups}
+    assert plain == {"blocks", "tables", "vectors"}, "under AdamW a router is a matrix of its block"

@@ -14,6 +14,7 @@ from entasis.run.sections import OptimizerSection
 
 _ADAMW_QUANTITIES = ("step", "exp_avg", "exp_avg_sq")
 _MUON_QUANTITIES = ("momentum_buffer",)
+_ROUTER = ".router.weight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,22 +52,27 @@ class Optimizer:
     Three groups: `blocks`, the matrices inside layers; `tables`, embedding, learned positions, head and the matrices
     of learned resizes; `vectors`, norm weights and biases, which do not decay. The blocks' rate is `block_rate` times
     the run's. Muon orthogonalises one matrix at a time: the query, key and value rows of a fused projection, gate and
-    up, and each expert are separate.
+    up, and each expert are separate. Beside Muon, the routers of experts are a fourth group, under AdamW with the
+    blocks' rate: a router is a small head, one row of scores per expert. What an expert's row should be is decided by
+    how often it is chosen, and orthogonalising would move the row of a rarely chosen one as much as any other.
     """
 
     def __init__(self, model: Transformer, section: OptimizerSection) -> None:
         named = dict(model.named_parameters())
+        muon = section.name == "muon"
         parts: dict[str, dict[str, nn.Parameter]] = {"blocks": {}, "tables": {}, "vectors": {}}
         for name, parameter in named.items():
             kind = "vectors" if parameter.ndim < 2 else "blocks" if name.startswith("layers.") else "tables"
-            parts[kind][name] = parameter
+            if muon and name.endswith(_ROUTER):
+                kind = "routers"
+            parts.setdefault(kind, {})[name] = parameter
         self.groups = tuple(
             Group(
                 name,
                 tuple(part),
                 sum(parameter.numel() for parameter in part.values()),
                 0.0 if name == "vectors" else section.weight_decay,
-                section.block_rate if name == "blocks" else 1.0,
+                section.block_rate if name in {"blocks", "routers"} else 1.0,
             )
             for name, part in parts.items()
         )
@@ -74,15 +80,15 @@ class Optimizer:
         self._parameters = list(named.values())
         self._pieces: dict[str, list[_Piece]] = {}
         for group in self.groups:
-            split = section.name == "muon" and group.name == "blocks"
+            split = muon and group.name == "blocks"
             self._pieces[group.name] = [
                 piece
                 for name in group.parameters
                 for piece in (_matrices(model, name, named[name]) if split else [_whole(name, named[name])])
             ]
         self._optimizers = [
-            self._make(muon, [group for group in self.groups if (group.name == "blocks") == muon])
-            for muon in ((True, False) if section.name == "muon" else ())
+            self._make(by_muon, [group for group in self.groups if (group.name == "blocks") == by_muon])
+            for by_muon in ((True, False) if muon else ())
         ] or [self._make(False, list(self.groups))]
 
     def describe(self) -> str:
