@@ -12,6 +12,7 @@ import typer
 
 from entasis import __version__
 from entasis.cli.compare import compare
+from entasis.cli.coordinates import coordinates
 from entasis.cli.generate import generate
 from entasis.cli.prepare import prepare
 from entasis.cli.shape import shape
@@ -27,7 +28,7 @@ app = typer.Typer(
 )
 # Settings of any family, also of one that a person registers, are options of `shape`.
 app.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})(shape)
-for command in (prepare, train, compare, generate):
+for command in (prepare, train, compare, coordinates, generate):
     app.command()(command)
 
 

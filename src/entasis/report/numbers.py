@@ -20,6 +20,12 @@ def nats(value: float, *, sign: bool = False) -> str:
     return _fixed(value, max(4, _decimals(value, digits=2)), sign=sign)
 
 
+def signed(value: float) -> str:
+    """An exponent or other number of the order of one, with its sign and two decimals; what rounds to zero has none."""
+    text = f"{value:+.2f}".replace("-", MINUS)
+    return text[1:] if text[1:] == "0.00" else text
+
+
 def interval(low: float, high: float) -> str:
     """Both ends with their sign and one number of decimals, enough that neither end is rounded to zero."""
     larger, smaller = sorted((low, high), key=abs, reverse=True)
