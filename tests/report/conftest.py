@@ -16,6 +16,7 @@ from entasis.report.schema import (
     Contrast,
     CurvePoint,
     DataSummary,
+    ExpertLoad,
     RatePoint,
     RunResult,
     ShapeResult,
@@ -67,7 +68,12 @@ def _curve(family: str, seed: int, steps: int, batch_tokens: int, random: np.ran
     ]
 
 
-def _run(family: str, seed: int, steps: int, batch_tokens: int) -> RunResult:
+def _load(random: np.random.Generator) -> list[ExpertLoad]:
+    """Six experts in layers 3 and 6."""
+    return [ExpertLoad(layer=layer, shares=random.dirichlet([8.0] * 6).round(4).tolist()) for layer in (3, 6)]
+
+
+def _run(family: str, seed: int, steps: int, batch_tokens: int, experts: Sequence[str]) -> RunResult:
     random = np.random.default_rng([seed, *map(ord, family)])
     curve = _curve(family, seed, steps, batch_tokens, random)
     best = min(curve, key=lambda point: point["val_loss"])
@@ -81,6 +87,7 @@ def _run(family: str, seed: int, steps: int, batch_tokens: int) -> RunResult:
         best_step=best["step"],
         best_val_loss=best["val_loss"],
         tokens_per_second=4000.0 + 150 * float(random.random()),
+        expert_load=_load(random) if family in experts else [],
     )
 
 
@@ -109,14 +116,18 @@ def build_comparison(
     match_tolerance: float = 0.01,
     style: str = "llama",
     mask_share: float | None = None,
+    experts: Sequence[str] = (),
     sample: str = " of the house of Israel, and said to them,\n\n“Behold, I will make a covenant with you.”",
 ) -> Comparison:
-    """A comparison of `families`; the first is the reference. `names` renames shapes. With `mask_share`: encoders."""
+    """A comparison of `families`; the first is the reference. `names` renames shapes, `experts` have some.
+
+    With `mask_share`: encoders.
+    """
     names = {family: (names or {}).get(family, family) for family in families}
     steps, batch_tokens = 300, 8192
     config = ModelConfig(vocab_size=4096, context=256, style=style)  # type: ignore[arg-type]
     budgets = {family: budget(_shape(family), config) for family in families}
-    runs = {family: [_run(family, seed, steps, batch_tokens) for seed in seeds] for family in families}
+    runs = {family: [_run(family, seed, steps, batch_tokens, experts) for seed in seeds] for family in families}
     bits = {family: mean([run["final_bits_per_byte"] or 0.0 for run in runs[family]]) for family in families}
     if mask_share is not None:
         for run in (run for family in families for run in runs[family]):

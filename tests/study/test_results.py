@@ -102,3 +102,16 @@ def test_titles() -> None:
     assert _title(["a"]) == "a"
     assert _title(["a", "b"]) == "a and b"
     assert _title(["a", "b", "c"]) == "a, b and c"
+
+
+def test_the_load_of_experts_is_that_of_the_last_step(config: RunConfig, folder: RunFolder) -> None:
+    _written(folder, range(1, 11))
+    plain = _run_result(folder.path, 3, config, bytes_per_token=2.0)
+    assert plain["expert_load"] == []
+    record = {**folder.read_metrics()[-1], "expert_load": {"1": [0.25, 0.75], "3": [0.5, 0.5]}}
+    folder.append_metrics(record)
+    result = _run_result(folder.path, 3, config, bytes_per_token=2.0)
+    assert result["expert_load"] == [
+        {"layer": 1, "shares": [0.25, 0.75]},
+        {"layer": 3, "shares": [0.5, 0.5]},
+    ]

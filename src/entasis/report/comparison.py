@@ -10,6 +10,7 @@ import yaml
 
 from entasis.errors import EntasisError
 from entasis.report import numbers
+from entasis.report.experts import ExpertMap, expert_map
 from entasis.report.figures import difference_figure, forest_figure, learning_rate_figure, loss_figure
 from entasis.report.ink import Pen
 from entasis.report.page import flat_record, render_page, write_page
@@ -49,6 +50,8 @@ class _Entry:
     series: Series
     silhouette: Silhouette
     sample: str | None
+    experts: ExpertMap | None
+    """None: no layer has experts."""
 
     @property
     def name(self) -> str:
@@ -73,7 +76,12 @@ def _context(results: Comparison) -> dict[str, Any]:
     shapes = [Series(name, Pen(index), results["shapes"][name]) for index, name in enumerate(names)]
     drawings = silhouettes([Shape.from_dict(series.result["shape"]) for series in shapes])
     entries = [
-        _Entry(series, drawing, None if (sample := series.result["sample"]) is None else _bounded(sample))
+        _Entry(
+            series,
+            drawing,
+            None if (sample := series.result["sample"]) is None else _bounded(sample),
+            expert_map(series.result["runs"]),
+        )
         for series, drawing in zip(shapes, drawings, strict=True)
     ]
     reference, others, steps = shapes[0], shapes[1:], results["steps"]

@@ -26,6 +26,15 @@ class TrainPoint(TypedDict):
     train_loss: float
 
 
+class ExpertLoad(TypedDict):
+    """How the experts of one layer were used in the run's last step."""
+
+    layer: int
+    """From 1."""
+    shares: list[float]
+    """Of the layer's assignments, by expert; an even load is 1 / experts for each."""
+
+
 class RunResult(TypedDict):
     """One finished run of one shape with one seed."""
 
@@ -42,6 +51,8 @@ class RunResult(TypedDict):
     best_val_loss: float
     tokens_per_second: float
     """Median over the steps, evaluation and saving excluded."""
+    expert_load: list[ExpertLoad]
+    """Of the layers with experts."""
 
 
 class RatePoint(TypedDict):

@@ -22,6 +22,7 @@ from entasis.report.schema import (
     Contrast,
     CurvePoint,
     DataSummary,
+    ExpertLoad,
     RatePoint,
     RunResult,
     ShapeResult,
@@ -116,7 +117,8 @@ def comparison_results(
         workers=workers,
         shapes=results,
         contrasts=[
-            _contrast(name, contrast, runs, loss_unit(config.mask_share)) for name, contrast in section.contrasts.items()
+            _contrast(name, contrast, runs, loss_unit(config.mask_share))
+            for name, contrast in section.contrasts.items()
         ],
     )
 
@@ -169,6 +171,9 @@ def _run_result(folder: Path, seed: int, config: RunConfig, bytes_per_token: flo
         best_step=best["step"],
         best_val_loss=best["val_loss"],
         tokens_per_second=median(rates[_WARM_STEPS:] or rates),
+        expert_load=[
+            ExpertLoad(layer=int(layer), shares=shares) for layer, shares in records[-1].get("expert_load", {}).items()
+        ],
     )
 
 
