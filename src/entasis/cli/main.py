@@ -17,6 +17,7 @@ from entasis.cli.generate import generate
 from entasis.cli.prepare import prepare
 from entasis.cli.shape import shape
 from entasis.cli.train import train
+from entasis.cli.transfer import transfer
 from entasis.errors import EntasisError
 
 app = typer.Typer(
@@ -28,7 +29,7 @@ app = typer.Typer(
 )
 # Settings of any family, also of one that a person registers, are options of `shape`.
 app.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})(shape)
-for command in (prepare, train, compare, coordinates, generate):
+for command in (prepare, train, compare, coordinates, transfer, generate):
     app.command()(command)
 
 

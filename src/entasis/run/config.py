@@ -23,6 +23,7 @@ from entasis.run.sections import (
     ScheduleSection,
     Section,
     TrainSection,
+    TransferSection,
 )
 from entasis.settings import nearest, one_line, parse_yaml, to_yaml
 from entasis.shape.families import design, family_settings
@@ -51,6 +52,7 @@ class RunConfig(Section):
     schedule: ScheduleSection = ScheduleSection()
     out: FilePath
     compare: CompareSection | None = None
+    transfer: TransferSection | None = None
 
     @property
     def batch_sequences(self) -> int:

@@ -25,6 +25,7 @@ from entasis.shape.records import Shape
 _MAY_CHANGE = {
     ("out",),
     ("compare",),
+    ("transfer",),
     ("data", "path"),  # the data's fingerprint decides, not where it lies
     ("train", "steps"),
     ("train", "evaluate_every"),

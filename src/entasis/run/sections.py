@@ -212,3 +212,26 @@ class CompareSection(Section):
                 if both.count(shape) > 1:
                     raise ValueError(f"contrasts.{name}: {shape} stands there twice; a shape is on one side, once")
         return self
+
+
+class TransferSection(Section):
+    """Read by `entasis transfer` only: the shapes of `compare` (or the one of `shape`) at several widths and rates."""
+
+    widths: Annotated[list[_Count], Field(min_length=2)]
+    """In the place of `shape.width`, rising."""
+    learning_rate: Annotated[list[_Rate], Field(min_length=3)]
+    """The grid, rising."""
+    seeds: Annotated[list[_Seed], Field(min_length=1)] = [0, 1, 2]
+    base_width: _Count | None = None
+    """Width at which `model.logit_divisor` and `optimizer.block_rate` hold; elsewhere they follow the width (muP).
+    None: the same at every width."""
+
+    @model_validator(mode="after")
+    def _ladder_and_grid_rise(self) -> TransferSection:
+        for name in ("widths", "learning_rate"):
+            values = getattr(self, name)
+            if values != sorted(set(values)):
+                raise ValueError(f"{name} {values}: expected to rise from one to the next")
+        if len(set(self.seeds)) < len(self.seeds):
+            raise ValueError(f"seeds {self.seeds} repeat; each seed is one independent run")
+        return self

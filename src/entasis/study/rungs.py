@@ -48,6 +48,7 @@ def rung(config: RunConfig, width: int, base_width: int | None = None) -> RunCon
             "model": config.model.model_copy(update={"logit_divisor": config.model.logit_divisor * times}),
             "optimizer": config.optimizer.model_copy(update={"block_rate": config.optimizer.block_rate / times}),
             "compare": None,
+            "transfer": None,
         }
     )
     try:

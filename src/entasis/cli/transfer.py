@@ -1,0 +1,31 @@
+"""`entasis transfer`: is the best learning rate of a width also the best of the next?"""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def transfer(
+    config: Annotated[Path, typer.Argument(help="A configuration file with a transfer section.", show_default=False)],
+    setting: Annotated[
+        list[str] | None, typer.Option("-s", "--set", help="Set a key, as transfer.seeds=[0,1]. Repeatable.")
+    ] = None,
+) -> None:
+    """Tune each shape at several widths over one grid of learning rates, and say where the best rate goes."""
+    from rich.console import Console
+
+    from entasis.run.config import load_config
+
+    run_config = load_config(config, setting or [])
+    from entasis.study.transfer import transfer as check_transfer
+
+    words = ["entasis", "transfer", str(config), *(word for each in setting or [] for word in ("-s", each))]
+    results = check_transfer(run_config, Console(), command=shlex.join(words))
+    for family in results["families"].values():
+        for move in family["moves"]:
+            typer.echo(move["sentence"])
+    typer.echo(Path(run_config.out) / "report.html")  # alone on the last line, for scripts
