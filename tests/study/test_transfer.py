@@ -12,9 +12,11 @@ from rich.console import Console
 
 from entasis.errors import ConfigError, EntasisError
 from entasis.report.scaling_schema import Rung, Transfer, TunedRung
-from entasis.run.config import RunConfig, parse_config
+from entasis.run.config import RunConfig, load_config, parse_config
 from entasis.run.folder import RunFolder
+from entasis.shape.budget import budget
 from entasis.study.grids import move, tuned_rung
+from entasis.study.rungs import rung
 from entasis.study.transfer import transfer
 
 MakeConfig = Callable[..., RunConfig]
@@ -207,3 +209,20 @@ def test_one_shape_alone_and_none_at_all(make_config: MakeConfig, tmp_path: Path
     assert list(_run(config)["families"]) == ["uniform"]
     with pytest.raises(ConfigError, match="transfer: missing"):
         _run(make_config({"shape": shape}))
+
+
+@pytest.mark.parametrize(("name", "divisors"), [("transfer", [0.3, 0.6, 1.2]), ("transfer-published", [8.0] * 3)])
+def test_the_studies_are_ladders(name: str, divisors: list[float]) -> None:
+    """Every rung of both configurations is a shape, within a hundredth of the uniform one's effective parameters."""
+    config = load_config(Path(__file__).parents[2] / "configs" / "studies" / f"{name}.yaml")
+    assert config.transfer is not None
+    block = config.block(4096)
+    rungs = {
+        family: [rung(each, width, config.transfer.base_width) for width in config.transfer.widths]
+        for family, each in ((family, config.for_shape(family)) for family in ("uniform", "bowtie"))
+    }
+    for uniform, bowtie, divisor in zip(rungs["uniform"], rungs["bowtie"], divisors, strict=True):
+        assert uniform.model.logit_divisor == bowtie.model.logit_divisor == pytest.approx(divisor)
+        assert uniform.optimizer.block_rate == pytest.approx(1 / divisor)
+        counts = [budget(each.design(4096).shape, block).effective_parameters for each in (uniform, bowtie)]
+        assert counts[1] == pytest.approx(counts[0], rel=0.01)

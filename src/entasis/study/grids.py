@@ -91,8 +91,9 @@ def _sentence(name: str, smaller: TunedRung, larger: TunedRung, found: Move) -> 
     text = f"{name}, width {before} to {after}: "
     if steps == 0:
         seeds = found["steps_by_seed"]
+        text += f"the best rate stays {rate(larger['best'])}"
         text += (
-            f"the best rate stays {rate(larger['best'])}; so it does with {seeds.count(0)} of {len(seeds)} seeds alone."
+            f"; so it does with {seeds.count(0)} of {len(seeds)} seeds alone." if len(seeds) > 1 else ", with one seed."
         )
     else:
         way = f"{abs(steps)} grid step{'s' if abs(steps) > 1 else ''} {'up' if steps > 0 else 'down'}"
