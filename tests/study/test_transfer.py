@@ -211,7 +211,7 @@ def test_one_shape_alone_and_none_at_all(make_config: MakeConfig, tmp_path: Path
         _run(make_config({"shape": shape}))
 
 
-@pytest.mark.parametrize(("name", "divisors"), [("transfer", [0.3, 0.6, 1.2]), ("transfer-published", [8.0] * 3)])
+@pytest.mark.parametrize(("name", "divisors"), [("transfer", [4.0, 8.0, 16.0]), ("transfer-published", [8.0] * 3)])
 def test_the_studies_are_ladders(name: str, divisors: list[float]) -> None:
     """Every rung of both configurations is a shape, within a hundredth of the uniform one's effective parameters."""
     config = load_config(Path(__file__).parents[2] / "configs" / "studies" / f"{name}.yaml")
