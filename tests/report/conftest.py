@@ -230,6 +230,7 @@ def build_comparison(
                     [run["final_val_loss"] for run in runs["prism"]],
                     name=names["bowtie"],
                     reference_name=names["prism"],
+                    unit=loss_unit(mask_share),
                 ),
             )
         ]

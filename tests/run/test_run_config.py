@@ -179,3 +179,40 @@ def test_errors_of_a_shape_come_before_any_data_is_opened() -> None:
         parse_config({**_MINIMAL, "shape": {"family": "uniform", "layers": 2, "width": 30, "heads": 4}})
     with pytest.raises(ConfigError, match=r"^compare\.shapes\.it: layer 1: "):
         _compared({"heads": 5})
+
+
+def test_a_compared_shape_has_settings_of_the_model_of_its_own() -> None:
+    own = _compared({"model": {"resize": "zero"}}).for_shape("it")
+    assert own.model.resize == "zero"
+    assert "model" not in own.shape
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("zero", r"expected settings of the section `model`, got 'zero'"),
+        ({"context": 8}, r"\.context: shapes can only be compared with one context"),
+        ({"causal": False}, r"\.causal: shapes can only be compared with one causal"),
+        ({"resise": "zero"}, r"\.resise: unknown setting \(did you mean 'resize'\?\)"),
+        ({"resize": "zeros"}, r"\.resize: "),
+        ({"rotary_theta": "high"}, r"\.rotary_theta: "),
+    ],
+)
+def test_wrong_settings_of_the_model_are_told(model: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^compare\.shapes\.it\.model(: )?{message}"):
+        _compared({"model": model})
+
+
+@pytest.mark.parametrize(
+    ("contrast", "message"),
+    [
+        ({"of": ["it"], "against": ["its"]}, r"its is not among shapes \(did you mean 'it'\?\)"),
+        ({"of": ["it"], "against": ["it"]}, r"it stands there twice"),
+        ({"of": [], "against": ["it"]}, r"of: "),
+        ({"of": ["it"]}, r"against: "),
+        ({"off": ["it"], "against": ["it"]}, r"off: unknown setting \(did you mean 'of'\?\); known here: of, against"),
+    ],
+)
+def test_wrong_contrasts_are_told(contrast: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^compare(: |\.)contrasts\.c(: |\.){message}"):
+        parse_config({**_MINIMAL, "compare": {"shapes": {"it": {}}, "contrasts": {"c": contrast}}})

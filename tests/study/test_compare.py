@@ -34,6 +34,7 @@ _PRISM = {"family": "prism", "heads": [2, 4]}
 _COMPARE: dict[str, Any] = {
     "shapes": {"uniform": {"family": "uniform"}, "prism": _PRISM, "twin": {}},
     "seeds": [0, 1, 2],
+    "contrasts": {"prism-straight": {"of": ["prism"], "against": ["uniform", "twin"]}},
     "prompt": "The sea",
 }
 
@@ -47,7 +48,8 @@ def _study(settings: dict[str, Any], out: Path, changes: dict[str, Any] | None =
         "compare": _COMPARE,
     }
     for section, values in (changes or {}).items():
-        data[section] = {**data.get(section, {}), **values}
+        none = {"contrasts": {}} if "shapes" in values else {}  # those above are of other shapes
+        data[section] = {**data.get(section, {}), **none, **values}
     return parse_config(data)
 
 
@@ -233,6 +235,32 @@ def test_seeds_are_paired_by_their_batches(
     for seed in (0, 1):
         assert read[f"uniform-seed{seed}"] == read[f"prism-seed{seed}"]
     assert read["uniform-seed0"] != read["uniform-seed1"]
+
+
+def test_a_contrast_is_the_mean_of_its_groups_seed_by_seed(finished: tuple[RunConfig, Comparison]) -> None:
+    (contrast,) = finished[1]["contrasts"]
+    assert (contrast["name"], contrast["of"], contrast["against"]) == ("prism-straight", ["prism"], ["uniform", "twin"])
+    finals = {name: [run["final_val_loss"] for run in shape["runs"]] for name, shape in finished[1]["shapes"].items()}
+    expected = [
+        prism - (uniform + twin) / 2
+        for prism, uniform, twin in zip(finals["prism"], finals["uniform"], finals["twin"], strict=True)
+    ]
+    assert contrast["difference"]["pairs"] == pytest.approx(expected, rel=1e-12)
+    assert "the mean of uniform and twin" in contrast["difference"]["sentence"]
+
+
+def test_a_shape_has_settings_of_the_model_of_its_own(settings: dict[str, Any], tmp_path: Path) -> None:
+    bowtie = {"family": "bowtie", "layers": 3, "width": 16, "heads": 2, "turn": 2, "multiple": 4}
+    shapes = {"carry": bowtie, "zero": {**bowtie, "model": {"resize": "zero"}}}
+    config = _study(settings, tmp_path / "study", {"compare": {"shapes": shapes, "seeds": [0, 1]}})
+    results = _run(config, allow_unequal=True)
+    assert results["shapes"]["zero"]["model"] == {"resize": "zero"}
+    assert results["shapes"]["carry"]["model"] == {}
+    assert RunFolder(tmp_path / "study/runs/zero-seed0").read_config().model.resize == "zero"
+    assert RunFolder(tmp_path / "study/runs/carry-seed0").read_config().model.resize == "carry"
+    assert results["shapes"]["zero"]["difference"]
+    assert results["shapes"]["zero"]["difference"]["verdict"] != "identical"
+    assert "zero: resize zero" in (tmp_path / "study/report.html").read_text()
 
 
 # --- nothing is repeated ----------------------------------------------------------------------------------------------

@@ -151,7 +151,7 @@ def _locked(run: Path) -> bool:
     return False
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_signal_saves_every_run(begun: tuple[subprocess.Popen[str], Path], number: signal.Signals) -> None:
     process, runs = begun
     process.send_signal(number)
