@@ -48,7 +48,7 @@ def _study(settings: dict[str, Any], out: Path, changes: dict[str, Any] | None =
         "compare": _COMPARE,
     }
     for section, values in (changes or {}).items():
-        none = {"contrasts": {}} if "shapes" in values else {}  # those above are of other shapes
+        none: dict[str, Any] = {"contrasts": {}} if "shapes" in values else {}  # those above are of other shapes
         data[section] = {**data.get(section, {}), **none, **values}
     return parse_config(data)
 
