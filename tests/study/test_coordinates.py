@@ -66,11 +66,13 @@ def test_sizes_and_changes_are_those_of_a_plain_forward_pass(make_config: MakeCo
     assert all(not module._forward_hooks for module in model.modules())
 
 
-def test_it_trains_as_training_does(make_config: MakeConfig, tmp_path: Path) -> None:
+@pytest.mark.parametrize("causal", [True, False])
+def test_it_trains_as_training_does(make_config: MakeConfig, tmp_path: Path, causal: bool) -> None:
     """The logits after the last step are those of a run with a constant rate and no warm-up."""
     config = make_config(
         {
             "shape": _UNIFORM,
+            "model.causal": causal,
             "train.steps": 3,
             "schedule": {"name": "constant", "warmup_steps": 0},
             "optimizer.block_rate": 0.5,

@@ -14,6 +14,7 @@ def transfer(
     setting: Annotated[
         list[str] | None, typer.Option("-s", "--set", help="Set a key, as transfer.seeds=[0,1]. Repeatable.")
     ] = None,
+    workers: Annotated[int, typer.Option(min=1, max=256, help="Runs to train at once, each in a process.")] = 1,
 ) -> None:
     """Tune each shape at several widths over one grid of learning rates, and say where the best rate goes."""
     from rich.console import Console
@@ -24,7 +25,8 @@ def transfer(
     from entasis.study.transfer import transfer as check_transfer
 
     words = ["entasis", "transfer", str(config), *(word for each in setting or [] for word in ("-s", each))]
-    results = check_transfer(run_config, Console(), command=shlex.join(words))
+    command = shlex.join([*words, *(["--workers", str(workers)] if workers > 1 else [])])
+    results = check_transfer(run_config, Console(), command=command, workers=workers)
     for family in results["families"].values():
         for move in family["moves"]:
             typer.echo(move["sentence"])

@@ -24,7 +24,8 @@ from entasis.shape.budget import Budget, budget
 from entasis.shape.match import MATCH_FIELDS
 from entasis.shape.registry import Design
 from entasis.study.results import ShapeRuns, comparison_results
-from entasis.study.workers import Job, shared_threads, train_jobs
+from entasis.study.trials import final_losses
+from entasis.study.workers import Job, share_cores, train_jobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,32 +147,10 @@ def _tune(
         for entry in entries
         for number, rate in enumerate(rates, start=1)
     ]
-    # Of another configuration, the run is tried again, and refused if the run folder does not allow the change.
-    open_jobs = [
-        job
-        for job in jobs
-        if not _diverged(job).exists() or RunFolder(Path(job.config.out)).read_config() != job.config
-    ]
-    for number, divergence in train_jobs(open_jobs, console, workers=workers):
-        if divergence:
-            write_json(_diverged(open_jobs[number]), {"message": str(divergence)})
-            console.print(str(divergence), markup=False, highlight=False, soft_wrap=True)
-        else:
-            _diverged(open_jobs[number]).unlink(missing_ok=True)
-    losses = iter([None if _diverged(job).exists() else _final_loss(job) for job in jobs])
+    losses = iter(final_losses(jobs, console, workers=workers))
     return {
         entry.name: [RatePoint(learning_rate=rate, final_val_loss=next(losses)) for rate in rates] for entry in entries
     }
-
-
-def _diverged(job: Job) -> Path:
-    """The file that says that a trial's loss became non-finite."""
-    return Path(job.config.out) / "diverged.json"
-
-
-def _final_loss(job: Job) -> float:
-    loss: float = RunFolder(Path(job.config.out)).read_metrics()[-1]["val_loss"]
-    return loss
 
 
 def _best_rate(name: str, tuning: Sequence[RatePoint]) -> float | None:
@@ -185,12 +164,13 @@ def _best_rate(name: str, tuning: Sequence[RatePoint]) -> float | None:
 
 
 def _run_config(entry: Entry, seed: int, rate: float, out: Path, workers: int) -> RunConfig:
-    settings = entry.config.train
-    threads = shared_threads(workers) if workers > 1 and settings.threads == "auto" else settings.threads
-    return entry.config.model_copy(
-        update={
-            "train": settings.model_copy(update={"seed": seed, "threads": threads}),
-            "optimizer": entry.config.optimizer.model_copy(update={"learning_rate": rate}),
-            "out": str(out),
-        }
+    return share_cores(
+        entry.config.model_copy(
+            update={
+                "train": entry.config.train.model_copy(update={"seed": seed}),
+                "optimizer": entry.config.optimizer.model_copy(update={"learning_rate": rate}),
+                "out": str(out),
+            }
+        ),
+        workers,
     )

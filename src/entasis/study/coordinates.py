@@ -32,6 +32,7 @@ from entasis.run.config import RunConfig
 from entasis.run.environment import environment_record
 from entasis.run.files import write_json
 from entasis.run.folder import RunFolder
+from entasis.run.objective import masking
 from entasis.shape.budget import budget
 from entasis.shape.records import Shape
 from entasis.study.rungs import require_ladder, rung
@@ -160,6 +161,7 @@ def _probe(config: RunConfig, data: TokenData) -> Batch:
         tokens=_PROBE_TOKENS,
         document_mask=config.data.document_mask,
         eos_id=data.eos_id,
+        masking=masking(config, data),
     )
     return batch
 
@@ -185,6 +187,7 @@ def _measured(
         seed=seed,
         document_mask=config.data.document_mask,
         eos_id=data.eos_id,
+        masking=masking(config, data),
     )
     start = _activations(model, probe, computation)
     records = [{place: (_size(state), 0.0) for place, state in start.items()}]

@@ -26,11 +26,14 @@ from entasis.shape.budget import budget
 from entasis.study.coordinates import rung_record
 from entasis.study.grids import move, tuned_rung
 from entasis.study.rungs import rung
-from entasis.study.trials import final_loss
+from entasis.study.trials import final_losses
+from entasis.study.workers import Job, share_cores
 
 
-def transfer(config: RunConfig, console: Console, *, command: str) -> Transfer:
+def transfer(config: RunConfig, console: Console, *, command: str, workers: int = 1) -> Transfer:
     """Runs the study of `config.transfer` to its end and writes `results.json` and `report.html` into its folder.
+
+    With several `workers` as many runs are trained at once, each in a process of its own.
 
     Raises:
         ConfigError: there is no section `transfer`, a width has no shape, or the folder holds a run.
@@ -46,18 +49,17 @@ def transfer(config: RunConfig, console: Console, *, command: str) -> Transfer:
         raise ConfigError(f"out: {folder} holds a run of `entasis train`; choose another folder for the study")
     with RunFolder(folder).locked():
         trials = {
-            (name, width, value, seed): _trial(each, folder, name, width, value, seed)
+            (name, width, value, seed): share_cores(_trial(each, folder, name, width, value, seed), workers)
             for seed in section.seeds
             for name, ladder in ladders.items()
             for width, each in zip(section.widths, ladder, strict=True)
             for value in section.learning_rate
         }
-        losses = {
-            (name, width, value, seed): final_loss(
-                trial, console, f"{name} {width} at {value:g}, seed {seed} ({number}/{len(trials)})"
-            )
+        jobs = [
+            Job(trial, f"{name} {width} at {value:g}, seed {seed} ({number}/{len(trials)})")
             for number, ((name, width, value, seed), trial) in enumerate(trials.items(), start=1)
-        }
+        ]
+        losses = dict(zip(trials, final_losses(jobs, console, workers=workers), strict=True))
 
         def grid(name: str, width: int) -> dict[float, list[float | None]]:
             return {

@@ -79,11 +79,13 @@ def train_jobs(
         _dismiss(crew)
 
 
-def shared_threads(workers: int) -> int:
-    """CPU threads for each of `workers` that train at once."""
-    return max(
-        1, len(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)) // workers
-    )
+def share_cores(config: RunConfig, workers: int) -> RunConfig:
+    """The configuration of one of `workers` runs that are trained at once: where it leaves the number of CPU threads
+    open, an equal part of the cores that this process may use."""
+    if workers == 1 or config.train.threads != "auto":
+        return config
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return config.model_copy(update={"train": config.train.model_copy(update={"threads": max(1, cores // workers)})})
 
 
 def _outcome(job: Job, console: Console) -> Exception | None:
