@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 
 
@@ -12,6 +13,7 @@ def run() -> None:
 
         status = run_command(sys.argv[1:])
     except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # an impatient second one must not cut the line short
         print("error: interrupted", file=sys.stderr)
         status = 130
     sys.exit(status)

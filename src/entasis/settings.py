@@ -146,7 +146,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
-        raise ConfigError(f"{path}: {(error.strerror or 'cannot be read').lower()}") from None
+        inside = path / "config.yaml"
+        hint = f"; the configuration of the run in it is {inside}" if inside.is_file() else ""
+        raise ConfigError(f"{path}: {(error.strerror or 'cannot be read').lower()}{hint}") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not UTF-8 text (byte {error.start})") from None
     data = parse_json(text, str(path)) if path.suffix == ".json" else parse_yaml(text, str(path))
@@ -183,8 +185,13 @@ def check_arguments(
 
 def one_line(error: ValidationError, prefix: str = "") -> str:
     """The first problem of a pydantic report as `field.name: what is wrong, got value`."""
-    # Of a union's complaints, the deepest place is the one that the user meant.
-    problem = max(error.errors(), key=lambda each: len(each["loc"]))
+    # Of a union's complaints, the deepest place is the one that the user meant, and of equally deep ones that which
+    # is about the value and not about its kind.
+    problem = max(error.errors(), key=lambda each: (len(each["loc"]), each["type"] not in _OF_ANOTHER_KIND))
+    if problem["type"] in {"model_type", "model_attributes_type"}:
+        return (
+            f"{'.'.join(map(str, problem['loc']))}: expected settings as `name: value`; got {shorten(problem['input'])}"
+        )
     place = ".".join(str(part) for part in problem["loc"] if not _is_branch(part))
     where = ".".join(part for part in (prefix, place) if part)
     if problem["type"] == "value_error":
@@ -224,7 +231,9 @@ _PLAIN_WORDS = (
     ("'str' instances are not allowed as a Sequence value", "expected a list"),
     ("an instance of Mapping", "an object"),
     ("a valid integer", "a whole number"),
+    (" after validation,", ","),
 )
+_OF_ANOTHER_KIND = {"literal_error", "none_required"}
 _REPR = reprlib.Repr()
 _REPR.maxlist = _REPR.maxtuple = _REPR.maxdict = 8
 _REPR.maxstring = _REPR.maxother = _REPR.maxlong = 60

@@ -73,6 +73,12 @@ def test_parquet_is_one_document_a_row(tmp_path: Path) -> None:
     assert texts(tmp_path / "b.parquet", tmp_path / "c.parquet") == [*documents, "a", "b", "a"]
 
 
+def test_an_empty_cell_of_parquet_is_a_document_without_text(tmp_path: Path) -> None:
+    assert texts(write_parquet(tmp_path / "a.parquet", text=["a", None, "b"])) == texts(
+        write_parquet(tmp_path / "b.parquet", text=["a", "", "b"])
+    )
+
+
 def test_parquet_is_read_in_pieces(tmp_path: Path) -> None:
     file = tmp_path / "a.parquet"
     table = pa.table({"text": [f"{i:05d}" * 400 for i in range(20_000)], "more": ["x" * 1000] * 20_000})  # 40 MB
@@ -181,9 +187,8 @@ def test_parquet_that_cannot_be_used_names_file_and_column(tmp_path: Path) -> No
     file = write_parquet(tmp_path / "a.parquet", id=[1, 2], text=["a", None], raw=[b"a", b"b"])
     for column, message in (
         ("body", r"a\.parquet: no column 'body' \(it has: id, text, raw\); choose one with --text-field"),
-        ("text", r"a\.parquet, row 2: column 'text' holds NoneType, not text"),
-        ("id", "row 1: column 'id' holds int"),
-        ("raw", "row 1: column 'raw' holds bytes"),
+        ("id", r"a\.parquet, row 1: column 'id' holds int64, not text"),
+        ("raw", "row 1: column 'raw' holds binary, not text"),
     ):
         with pytest.raises(EntasisError, match=message):
             texts(file, text_field=column)

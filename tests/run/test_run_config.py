@@ -145,6 +145,29 @@ def test_parsing_leaves_what_it_was_given_alone() -> None:
     assert data == before
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"schedule": {"name": "cosine", "power_scale": 3.0}},
+            r"^schedule: power_scale 3\.0 is a setting of power, and",
+        ),
+        (
+            {"schedule": {"name": "constant", "final_ratio": 0.5}},
+            r"^schedule: final_ratio 0\.5 is a setting of cosine and",
+        ),
+        ({"schedule": {"decay_steps": 5}}, r"^schedule: decay_steps 5 is a setting of wsd, .* or set it to null"),
+        ({"model": {"positions": "learned", "rotary_theta": 5.0}}, r"rotary_theta: positions are learned, not rotary"),
+        ({"train": {"steps": 2, "threads": 0}}, r"^train\.threads: expected .*greater than or equal to 1; got 0"),
+        ({"train": 3}, r"^train: expected settings as `name: value`; got 3"),
+        ({"optimizer": {"betas": [0.9]}}, r"^optimizer\.betas: list should have at least 2 items, not 1"),
+    ],
+)
+def test_what_cannot_act_or_cannot_be_is_told(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_config({**_MINIMAL, **settings})
+
+
 # --- compared shapes --------------------------------------------------------------------------------------------------
 
 

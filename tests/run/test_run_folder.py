@@ -72,6 +72,31 @@ def _begin(config: RunConfig) -> RunFolder:
     return folder
 
 
+@pytest.mark.parametrize("name", ["notes.txt", "manifest.json", "results.json"])
+def test_files_of_somebody_else_are_not_mixed_with_a_run(name: str, make_config: MakeConfig) -> None:
+    config = make_config()
+    folder = RunFolder(Path(config.out))
+    folder.path.mkdir(parents=True)
+    (folder.path / ".hidden").touch()
+    assert folder.check(config, config.design(257).shape, _ENVIRONMENT) == []
+    (folder.path / name).touch()
+    with pytest.raises(ConfigError, match=rf"^out: .* holds other files \({name}\); choose an empty or new folder"):
+        folder.check(config, config.design(257).shape, _ENVIRONMENT)
+
+
+def test_a_study_goes_into_a_folder_of_its_own(make_config: MakeConfig, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^--out: .* holds a run of `entasis train`"):
+        _begin(make_config()).require_study("--out")
+    folder = RunFolder(tmp_path / "study")
+    folder.require_study()
+    folder.path.mkdir()
+    (folder.path / "text.txt").touch()
+    with pytest.raises(ConfigError, match=r"^out: .* holds other files \(text\.txt\)"):
+        folder.require_study()
+    (folder.path / "runs").mkdir()
+    folder.require_study()  # a note that somebody adds to a study is not in its way
+
+
 def test_a_run_comes_back_as_it_was_begun(make_config: MakeConfig) -> None:
     config = make_config()
     assert RunFolder(Path(config.out)).check(config, config.design(257).shape, _ENVIRONMENT) == []

@@ -42,7 +42,7 @@ def test_only_a_layer_norm_has_a_bias() -> None:
 
 
 @pytest.mark.parametrize(
-    "config", [ModelConfig(97, 16), ModelConfig(97, 16, "gpt2", tied=False, norm_epsilon=1e-6, rotary_theta=5e5)]
+    "config", [ModelConfig(97, 16), ModelConfig(97, 16, "gpt2", tied=False, norm_epsilon=1e-6)]
 )
 def test_plain_data_and_back_loses_nothing(config: ModelConfig) -> None:
     assert ModelConfig.from_dict(config.to_dict()) == config

@@ -200,3 +200,10 @@ def test_impossible_openelms_are_refused_in_one_line(changes: dict[str, Any], li
     with pytest.raises(EntasisError, match=line) as caught:
         family("openelm", **({"layers": 16, "width": 1280} | changes))
     assert "\n" not in str(caught.value)
+
+
+def test_a_taper_that_rounding_made_straight_is_said() -> None:
+    flat = design("tapered", {"layers": 4, "width": 64, "heads": 4, "mlp_multiple": 256})
+    assert [finding.message for finding in flat.findings if "equals the uniform shape" in finding.message]
+    bent = design("tapered", {"layers": 4, "width": 64, "heads": 4})
+    assert not [finding.message for finding in bent.findings if "equals the uniform shape" in finding.message]

@@ -128,6 +128,21 @@ def test_experts_and_layers_without_attention(make_config: MakeConfig, tmp_path:
     assert names == ["embedding", *expected, "logits"]
 
 
+def test_another_check_is_not_written_over(make_config: MakeConfig, tmp_path: Path) -> None:
+    config = make_config({"shape": _UNIFORM})
+    _check(config, tmp_path / "c", widths=[16, 32], steps=1, seeds=1)
+    with pytest.raises(ConfigError, match=r"^--out: .* holds the results of another check \('entasis coordinates'\)"):
+        coordinates(
+            config,
+            Console(quiet=True),
+            command="entasis coordinates x",
+            folder=tmp_path / "c",
+            widths=[16, 32],
+            steps=1,
+            seeds=1,
+        )
+
+
 def test_results_are_written_whole_and_again(make_config: MakeConfig, tmp_path: Path) -> None:
     config = make_config({"shape": _UNIFORM})
     first = _check(config, tmp_path / "c")

@@ -90,6 +90,8 @@ def test_going_on_says_so_and_names_what_changed(make_config: MakeConfig, consol
     assert "goes on" not in first
     train(make_config({"train.steps": 3}), console)
     assert "already finished, 3 of 3 steps" in _said(console)
+    with pytest.raises(ConfigError, match=r"^train\.steps: .* holds a run of 3 steps, and 2 are asked for"):
+        train(make_config({"train.steps": 2}), console)
     config = make_config({"train.steps": 5, "train.keep_checkpoints": 1})
     train(config, console)
     said = _said(console)

@@ -32,7 +32,7 @@ def _schedules(draw: st.DrawFn) -> tuple[ScheduleSection, int]:
             name=name,
             warmup_steps=draw(length),
             decay_steps=draw(st.none() | length) if name == "wsd" else None,
-            final_ratio=draw(st.floats(0, 1)),
+            final_ratio=0.1 if name == "constant" else draw(st.floats(0, 1)),
         ),
         draw(st.integers(1, 40)),
     )

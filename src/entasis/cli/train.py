@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from entasis.errors import ConfigError
+
 if TYPE_CHECKING:
     from entasis.run.config import RunConfig
 
@@ -16,16 +18,20 @@ def train(
         list[str] | None, typer.Option("-s", "--set", help="Set a key, as train.steps=100. Repeatable.")
     ] = None,
     plan: Annotated[bool, typer.Option("--plan", help="Print what it would cost, and train nothing.")] = False,
-    on: Annotated[str, typer.Option(help="With --plan: the device.")] = "H100",
-    mfu: Annotated[float, typer.Option(help="With --plan: share of the device's peak that is reached.")] = 0.4,
+    on: Annotated[str | None, typer.Option(help="With --plan: the device.", show_default="H100")] = None,
+    mfu: Annotated[
+        float | None, typer.Option(help="With --plan: share of the device's peak that is reached.", show_default="0.4")
+    ] = None,
 ) -> None:
     """Train one model; started again, it goes on where it stopped."""
     from entasis.run.config import load_config
 
     run_config = load_config(config, setting or [])
     if plan:
-        typer.echo(_plan_text(run_config, on, mfu))
+        typer.echo(_plan_text(run_config, on or "H100", 0.4 if mfu is None else mfu))
         return
+    if on is not None or mfu is not None:
+        raise ConfigError("--on, --mfu: they say what a plan is for; add --plan")
     from rich.console import Console
 
     from entasis.train.loop import train as train_run

@@ -31,10 +31,10 @@ def parquet_documents(path: Path, text_field: str) -> Iterator[str]:
             for batch in file.iter_batches(batch_size=_ROWS, columns=[text_field]):
                 for value in batch.column(0):
                     row += 1
-                    text = value.as_py()
+                    text = "" if not value.is_valid else value.as_py()  # an empty cell is a document without text
                     if not isinstance(text, str):
                         raise EntasisError(
-                            f"{path}, row {row}: column {text_field!r} holds {type(text).__name__}, not text"
+                            f"{path}, row {row}: column {text_field!r} holds {batch.schema.field(0).type}, not text"
                         )
                     yield text
     except UnicodeDecodeError as error:

@@ -145,10 +145,10 @@ def _budgets(results: Comparison) -> Statement:
     text = f"Within {percent(tolerance)} of the reference"
     text += f", except {_listed(results['unequal'])}." if results["unequal"] else "."
     if also:
-        text += f" Equal as well: {', '.join(also)}."
+        text += f" Within {percent(tolerance)} as well: {', '.join(also)}."
     different = [_spread(field, others) for field in fields if field not in equal and field != matched]
     if different:
-        text += f" Not equal (ratio to the reference): {'; '.join(different)}."
+        text += f" Further off (ratio to the reference): {'; '.join(different)}."
     return Statement(f"Matched by {BUDGET_FIELDS[matched][0] if matched in BUDGET_FIELDS else matched}.", text)
 
 

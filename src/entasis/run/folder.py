@@ -8,7 +8,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -39,6 +39,9 @@ _MAY_CHANGE = {
 }
 
 
+_OF_A_STUDY = ("results.json", "report.html", "runs", "tuning", "trials")
+
+
 class RunFolder:
     """Paths and files of one run."""
 
@@ -51,6 +54,9 @@ class RunFolder:
         self.log_file = path / "log.txt"
         self.tokenizer = path / "tokenizer"
         self.checkpoints = path / "checkpoints"
+        self.files = ("config.yaml", "shape.json", "environment.json", "metrics.jsonl", "log.txt", "tokenizer",
+                      "checkpoints", "diverged.json")  # fmt: skip
+        """Names of everything that a run writes."""
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -80,6 +86,27 @@ class RunFolder:
             file.flush()
             yield
 
+    def require_study(self, setting: str = "out") -> None:
+        """Refuses a folder that is not a study's: one that holds a run, or files of somebody else.
+
+        Raises:
+            ConfigError: names the setting, the folder and what it holds.
+        """
+        if self.holds_a_run:
+            raise ConfigError(f"{setting}: {self.path} holds a run of `entasis train`; choose another folder")
+        if not any((self.path / name).exists() for name in _OF_A_STUDY):
+            self._require_no_strangers(setting, ())
+
+    def _require_no_strangers(self, setting: str, own: Collection[str]) -> None:
+        """Refuses a folder with other than its own files, so that nothing mixes with a text, data or a study."""
+        if not self.path.is_dir():
+            return
+        names = sorted(path.name for path in self.path.iterdir() if not path.name.startswith("."))
+        strangers = [name for name in names if name not in own]
+        if strangers:
+            shown = ", ".join(strangers[:3]) + (", …" if len(strangers) > 3 else "")
+            raise ConfigError(f"{setting}: {self.path} holds other files ({shown}); choose an empty or new folder")
+
     @property
     def holds_a_run(self) -> bool:
         """Whether a run was begun here."""
@@ -101,6 +128,7 @@ class RunFolder:
                     f"out: {self.path} holds checkpoints, but the config.yaml that they were made with is gone; put it "
                     "back, or choose another folder"
                 )
+            self._require_no_strangers("out", self.files)
             return []
         if not self.holds_a_run:
             raise ConfigError(

@@ -141,10 +141,24 @@ class ScheduleSection(Section):
     """power only."""
 
     @model_validator(mode="after")
-    def _decay_is_of_wsd(self) -> ScheduleSection:
-        if self.decay_steps is not None and self.name != "wsd":
-            raise ValueError(f"decay_steps is a setting of wsd, and the schedule is {self.name}; remove one")
+    def _settings_are_of_the_schedule(self) -> ScheduleSection:
+        for setting, schedules in _SCHEDULES_OF.items():
+            value, default = getattr(self, setting), type(self).model_fields[setting].default
+            if value != default and self.name not in schedules:
+                raise ValueError(
+                    f"{setting} {value} is a setting of {' and '.join(schedules)}, and the schedule is {self.name}; "
+                    f"change one, or set it to {'null' if default is None else default}"
+                )
         return self
+
+
+_SCHEDULES_OF = {
+    "decay_steps": ("wsd",),
+    "final_ratio": ("cosine", "wsd"),
+    "power_scale": ("power",),
+    "power_exponent": ("power",),
+}
+"""Settings that only some schedules have."""
 
 
 class MatchSection(Section):

@@ -16,6 +16,8 @@ from entasis.shape.registry import PerLayer
 
 _COUNTING_CONFIG = ModelConfig(vocab_size=50_257, context=1024)
 """Where no configuration is given: llama style. The sizes do not matter to families: tables cancel in matching."""
+_STRAIGHT = ("uniform", "explicit")
+"""Families that may equal their reference without a word."""
 
 
 def family_settings(name: str) -> tuple[str, ...]:
@@ -35,6 +37,10 @@ def design(name: str, settings: Mapping[str, Any], config: ModelConfig | None = 
     arguments = check_arguments(build, settings, known=family_settings(name), owner=f"family {name}")
     made = build(**arguments, config=config)
     found = [*made.findings, *rules.findings(made.shape, config)]
+    if made.shape == made.reference and name not in _STRAIGHT:
+        found.append(
+            rules.Finding("warning", None, "equals the uniform shape: these settings change nothing with depth")
+        )
     return registry.Design(name, made.shape, made.reference, tuple(rules.errors_first(found)))
 
 

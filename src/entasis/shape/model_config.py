@@ -38,6 +38,7 @@ _CHOICES: dict[str, tuple[object, ...]] = {
 }
 # None is never seen after construction: __post_init__ fills in what the style says.
 _AS_STYLE = cast(Any, None)
+_ROTARY_THETA = 10_000.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,7 @@ class ModelConfig:
     tied: bool = _AS_STYLE
     """Whether embedding and head are one table."""
     norm_epsilon: float = 1e-5
-    rotary_theta: float = 10_000.0
+    rotary_theta: float = _ROTARY_THETA
     rotary_scaling: RotaryScaling | None = None
     """How rotary positions are stretched over a longer context; None: not at all."""
     resize: Resize = "carry"
@@ -97,6 +98,8 @@ class ModelConfig:
             if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
                 raise ConfigError(f"{name}: expected a number above 0, got {value!r}")
 
+        if self.positions != "rotary" and self.rotary_theta != _ROTARY_THETA:
+            raise ConfigError(f"rotary_theta: positions are {self.positions}, not rotary; remove one")
         if self.rotary_scaling is not None:
             self._require_scalable_positions()
 

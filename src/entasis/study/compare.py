@@ -62,8 +62,7 @@ def compare(
     if unequal and not allow_unequal:
         raise ConfigError(f"compare.match: {'; '.join(unequal.values())}; change the shapes, or use --allow-unequal")
 
-    if RunFolder(folder).holds_a_run:
-        raise ConfigError(f"out: {folder} holds a run of `entasis train`; choose another folder for the study")
+    RunFolder(folder).require_study()
     with RunFolder(folder).locked():
         tuning = _tune(entries, section, folder, console, workers)
         rates = {

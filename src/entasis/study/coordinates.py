@@ -8,6 +8,7 @@ each.
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -33,6 +34,7 @@ from entasis.run.environment import environment_record
 from entasis.run.files import write_json
 from entasis.run.folder import RunFolder
 from entasis.run.objective import masking
+from entasis.settings import shorten
 from entasis.shape.budget import budget
 from entasis.shape.records import Shape
 from entasis.study.rungs import require_ladder, rung
@@ -96,8 +98,8 @@ def coordinates(
     if steps < 1 or seeds < 1:
         raise ConfigError(f"--steps {steps}, --seeds {seeds}: expected at least 1 of each")
     rungs = [rung(config, width, base_width) for width in widths]
-    if RunFolder(folder).holds_a_run:
-        raise ConfigError(f"--out: {folder} holds a run of `entasis train`; choose another folder")
+    RunFolder(folder).require_study("--out")
+    _require_same_check(folder / "results.json", command)
     computation = choose_computation(config.train.device, config.train.precision, config.train.threads)
     data = TokenData.open(Path(config.data.path))
     probe = _probe(config, data)
@@ -138,6 +140,19 @@ def coordinates(
         write_json(folder / "results.json", results)
         write_coordinates(results, folder / "report.html")
     return results
+
+
+def _require_same_check(file: Path, command: str) -> None:
+    if not file.exists():
+        return
+    try:
+        before = json.loads(file.read_text(encoding="utf-8"))["command"]
+    except (OSError, ValueError, KeyError, TypeError):
+        before = "something else"
+    if before != command:
+        raise ConfigError(
+            f"--out: {file} holds the results of another check ({shorten(before)}); choose another folder, or remove it"
+        )
 
 
 def rung_record(config: RunConfig, vocab_size: int) -> Rung:

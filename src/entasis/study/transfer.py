@@ -45,8 +45,7 @@ def transfer(config: RunConfig, console: Console, *, command: str, workers: int 
     ladders = {name: _ladder(name, each, section) for name, each in _families(config).items()}
     folder = Path(config.out)
     data = TokenData.open(Path(config.data.path))
-    if RunFolder(folder).holds_a_run:
-        raise ConfigError(f"out: {folder} holds a run of `entasis train`; choose another folder for the study")
+    RunFolder(folder).require_study()
     with RunFolder(folder).locked():
         trials = {
             (name, width, value, seed): share_cores(_trial(each, folder, name, width, value, seed), workers)

@@ -73,7 +73,12 @@ def train(config: RunConfig, console: Console, *, label: str = "train") -> None:
         checkpoint = load_newest(folder.checkpoints, say)
         if checkpoint is not None:
             state.restore(checkpoint)
-            if state.step >= config.train.steps:
+            if state.step > config.train.steps:
+                raise ConfigError(
+                    f"train.steps: {folder.path} holds a run of {state.step} steps, and {config.train.steps} are asked "
+                    "for; choose another `out`"
+                )
+            if state.step == config.train.steps:
                 say(f"{folder.path}: already finished, {state.step} of {config.train.steps} steps")
                 return
             say(f"{folder.path}: goes on after step {state.step} of {config.train.steps}")
