@@ -51,8 +51,8 @@ def test_each_window_once_per_epoch_and_epochs_differ(prepare: Prepare) -> None:
     epochs = [order[i * count : (i + 1) * count] for i in range(3)]
     assert all(sorted(epoch) == list(range(count)) for epoch in epochs)
     assert epochs[0] != epochs[1] != epochs[2] != epochs[0]
-    assert batches.epoch(0) == 0
-    assert batches.epoch(count) == 8
+    assert batches.epochs(0) == [0]
+    assert batches.epochs(count) == [8]
 
 
 def test_a_batch_that_crosses_an_epoch_equals_its_windows(prepare: Prepare) -> None:
@@ -61,8 +61,8 @@ def test_a_batch_that_crosses_an_epoch_equals_its_windows(prepare: Prepare) -> N
     step = batches.windows_per_epoch // 8  # the batch with the epoch's end in it
     windows = [data.train.window(window, 16) for window in batches.windows(step)]
     batch = batches.batch(step)
-    assert int(batches.epoch(step)) == 0
-    assert int(batches.epoch(step + 1)) == 1
+    assert int(batches.epochs(step)[0]) == 0
+    assert int(batches.epochs(step + 1)[0]) == 1
     assert (batch.tokens == np.stack(windows)[:, :-1]).all()
     assert (batch.targets == np.stack(windows)[:, 1:]).all()
     assert batch.documents is None

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from entasis.data.dataset import TokenData
+from entasis.data.flat import file_sha256
 from entasis.data.manifest import Manifest
-from entasis.data.npy import NpyFile, file_sha256
+from entasis.data.npy import NpyFile
 from entasis.errors import ConfigError, EntasisError
 
 Prepare = Callable[..., TokenData]

@@ -121,7 +121,7 @@ def test_a_mixture_keeps_the_order_and_the_field(local: Path, tmp_path: Path) ->
     (tmp_path / "last.txt").write_text("last")
     sources = Sources.find(("own.jsonl", "hf:own/er", "last.txt"), "body")
     data = prepare_data(Preparation(sources), tmp_path / "out")
-    assert sorted((data.train.documents, data.held_out.documents)) == [1, 2]
+    assert sorted(side.documents.count for side in (data.manifest.train, data.manifest.held_out)) == [1, 2]
     found = {data.tokenizer().decode(split.read(0, split.tokens).tolist()) for split in (data.train, data.held_out)}
     assert found in ({"minetheirs", "last"}, {"minelast", "theirs"}, {"theirslast", "mine"})
 

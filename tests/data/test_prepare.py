@@ -43,11 +43,11 @@ def test_every_document_is_there_once_and_closed(prepare: Prepare, tokenizer: st
     assert sorted(train + held_out) == sorted(DOCUMENTS)
     assert 0 < len(held_out) < 30
     assert train == [text for text in DOCUMENTS if text in train]  # in their order
-    for split in (data.train, data.held_out):
+    for split, record in ((data.train, data.manifest.train), (data.held_out, data.manifest.held_out)):
         everything = split.read(0, split.tokens)
         ends = split.document_starts(1, split.tokens) - 1
         assert (np.flatnonzero(everything == data.eos_id) == [*ends, split.tokens - 1]).all()
-        assert split.bytes == sum(len(text.encode()) for text in documents_of(split, data))
+        assert record.bytes == sum(len(text.encode()) for text in documents_of(split, data))
     data.verify()
 
 
@@ -132,7 +132,7 @@ def test_unigram_bits_are_those_of_training_frequencies(prepare: Prepare) -> Non
     counts = Counter(data.train.read(0, data.train.tokens).tolist())
     total = data.train.tokens + data.vocab_size
     bits = sum(-math.log2((counts[i] + 1) / total) for i in data.held_out.read(0, data.held_out.tokens).tolist())
-    assert data.manifest.unigram_bits_per_byte == pytest.approx(bits / data.held_out.bytes, rel=1e-12)
+    assert data.manifest.unigram_bits_per_byte == pytest.approx(bits / data.manifest.held_out.bytes, rel=1e-12)
 
 
 def test_empty_documents_are_left_out_and_counted(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_empty_documents_are_left_out_and_counted(tmp_path: Path) -> None:
     file.write_text("\n".join(json.dumps({"text": text}) for text in ("a", "", " \n", "b", "c")))
     data = prepare_data(Preparation(Sources.find((str(file),))), tmp_path / "out")
     assert data.manifest.empty_documents == 2
-    assert data.train.documents + data.held_out.documents == 3
+    assert data.manifest.train.documents.count + data.manifest.held_out.documents.count == 3
 
 
 @pytest.mark.parametrize(

@@ -41,9 +41,7 @@ def test_only_a_layer_norm_has_a_bias() -> None:
     assert not ModelConfig(97, 16, "gpt2", bias=False).norm_has_bias
 
 
-@pytest.mark.parametrize(
-    "config", [ModelConfig(97, 16), ModelConfig(97, 16, "gpt2", tied=False, norm_epsilon=1e-6)]
-)
+@pytest.mark.parametrize("config", [ModelConfig(97, 16), ModelConfig(97, 16, "gpt2", tied=False, norm_epsilon=1e-6)])
 def test_plain_data_and_back_loses_nothing(config: ModelConfig) -> None:
     assert ModelConfig.from_dict(config.to_dict()) == config
     assert [name for name, value in config.to_dict().items() if value is None] == ["rotary_scaling"]

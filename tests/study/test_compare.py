@@ -198,7 +198,9 @@ def test_numbers_of_the_results(finished: tuple[RunConfig, Comparison]) -> None:
         assert [point["tokens"] for point in run["curve"]] == [128, 256]
         assert run["final_val_loss"] == records[-1]["val_loss"]
         assert run["best_val_loss"] == min(point["val_loss"] for point in run["curve"])
-        bits = run["final_val_loss"] / math.log(2) / results["data"]["held_out_bytes_per_token"]
+        bytes_per_token = results["data"]["held_out_bytes_per_token"]
+        assert bytes_per_token is not None
+        bits = run["final_val_loss"] / math.log(2) / bytes_per_token
         assert run["final_bits_per_byte"] == pytest.approx(bits)
         assert [point["step"] for point in run["train_curve"]] == [1, 2, 3, 4]
     assert shape["mean_val_loss"] == pytest.approx(sum(run["final_val_loss"] for run in shape["runs"]) / 3)

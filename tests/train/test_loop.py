@@ -18,6 +18,7 @@ from rich.console import Console
 from entasis.data.dataset import TokenData
 from entasis.data.stream import BatchStream
 from entasis.errors import ConfigError, EntasisError
+from entasis.evaluate import sources
 from entasis.run.checkpoint import NonFiniteError, load_newest
 from entasis.run.config import RunConfig
 from entasis.run.folder import RunFolder
@@ -207,14 +208,14 @@ def test_each_evaluation_reads_the_same_windows(
     make_config: MakeConfig, quiet: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[list[Any]] = []
-    original = vars(loop)["held_out_batches"]
+    original = sources.held_out_batches
 
     def watched(*args: Any, **kwargs: Any) -> Any:
         batches = list(original(*args, **kwargs))
         seen.append([batch.tokens.tolist() for batch in batches])
         return iter(batches)
 
-    monkeypatch.setattr(loop, "held_out_batches", watched)
+    monkeypatch.setattr(sources, "held_out_batches", watched)
     train(make_config({"train.steps": 4, "train.evaluate_every": 1}), quiet)
     assert len(seen) == 4
     assert all(each == seen[0] for each in seen)
@@ -428,7 +429,7 @@ def test_a_rate_far_too_high_is_told_and_no_broken_weight_is_saved(
 def test_a_held_out_loss_that_is_not_finite_stops_before_the_checkpoint(
     make_config: MakeConfig, quiet: Console, outcome: Callable[[Path], Outcome], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop, "held_out_loss", lambda *_: float("nan"))
+    monkeypatch.setattr(sources, "held_out_loss", lambda *_: float("nan"))
     config = make_config({"train.evaluate_every": 6})
     with pytest.raises(NonFiniteError, match=r"^step 6: held-out loss nan"):
         train(config, quiet)

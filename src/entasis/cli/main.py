@@ -13,6 +13,7 @@ import typer
 from entasis import __version__
 from entasis.cli.compare import compare
 from entasis.cli.coordinates import coordinates
+from entasis.cli.data import data
 from entasis.cli.generate import generate
 from entasis.cli.prepare import prepare
 from entasis.cli.shape import shape
@@ -31,6 +32,7 @@ app = typer.Typer(
 app.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})(shape)
 for command in (prepare, train, compare, coordinates, transfer, generate):
     app.command()(command)
+app.add_typer(data, name="data")
 
 
 def _show_version(wanted: bool) -> None:

@@ -108,7 +108,7 @@ def _summary(data: TokenData, seconds: float) -> str:
     manifest = data.manifest
     train, held_out = manifest.train, manifest.held_out
     text_bytes, tokens = train.bytes + held_out.bytes, train.tokens + held_out.tokens
-    documents = data.train.documents + data.held_out.documents
+    documents = train.documents.count + held_out.documents.count
     one = manifest.held_out_by == "tail"
     lines = [
         f"{data.path}: {_count(1 if one else documents, 'document')}, {text_bytes / 1e6:,.2f} MB of text, "
@@ -116,7 +116,7 @@ def _summary(data: TokenData, seconds: float) -> str:
         f"({text_bytes / 1e6 / seconds:.1f} MB/s)",
         f"  tokenizer {manifest.tokenizer.name}: {manifest.vocab_size:,} ids, stored as {manifest.dtype}",
         f"  train {train.tokens:,} tokens in {_count(len(train.shards), 'shard')}; held out {held_out.tokens:,}, "
-        + ("the tail of the only document" if one else _count(data.held_out.documents, "document")),
+        + ("the tail of the only document" if one else _count(held_out.documents.count, "document")),
         f"  token frequencies alone: {manifest.unigram_bits_per_byte:.3f} bits per byte of held-out text",
     ]
     asked = manifest.tokenizer.name.removeprefix("bpe:")

@@ -18,6 +18,9 @@ def train(
         list[str] | None, typer.Option("-s", "--set", help="Set a key, as train.steps=100. Repeatable.")
     ] = None,
     plan: Annotated[bool, typer.Option("--plan", help="Print what it would cost, and train nothing.")] = False,
+    accept_data_change: Annotated[
+        bool, typer.Option("--accept-data-change", help="Go on though the data is not that of the checkpoint.")
+    ] = False,
     on: Annotated[str | None, typer.Option(help="With --plan: the device.", show_default="H100")] = None,
     mfu: Annotated[
         float | None, typer.Option(help="With --plan: share of the device's peak that is reached.", show_default="0.4")
@@ -37,7 +40,7 @@ def train(
     from entasis.train.loop import train as train_run
 
     console = Console()
-    train_run(run_config, console)
+    train_run(run_config, console, accept_data_change=accept_data_change)
     console.print(f"done: {run_config.out}", markup=False, highlight=False, soft_wrap=True)
 
 

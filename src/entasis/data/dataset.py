@@ -1,152 +1,93 @@
-"""A prepared folder, opened for reading: cheap checks on opening, every check on demand, windows by position."""
+"""What a run reads: the tokens of both sides with all that is known of them, and a prepared folder opened as such."""
 
 from __future__ import annotations
 
-import hashlib
-from bisect import bisect_right
-from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from entasis.data.flat import FlatFile
 from entasis.data.manifest import TOKENIZER_FOLDER, Manifest, SplitRecord, read_manifest
-from entasis.data.npy import Array, NpyFile, file_sha256
+from entasis.data.mixture import MixedSplit
+from entasis.data.npy import NpyFile
 from entasis.data.shards import DISK_DTYPE, DOCUMENTS_DTYPE
-from entasis.errors import ConfigError, EntasisError
+from entasis.data.token_split import Int64Array, RecordedStarts, TokenSplit
+from entasis.errors import EntasisError
 
 if TYPE_CHECKING:
     from entasis.data.tokenizers import Tokenizer
 
-Int64Array = np.ndarray[Any, np.dtype[np.int64]]
+__all__ = ["DataFile", "Int64Array", "Part", "TokenData", "TokenSource", "TokenSplit"]
 
 
-class TokenSplit:
-    """One side of the split: a long row of tokens in several files, and where its documents start."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenSource:
+    """Tokens that a run reads. What is None is not known of this kind of data."""
 
-    def __init__(self, folder: Path, record: SplitRecord, manifest: Manifest, name: str) -> None:
-        """Open every file of the split and check that it is as long as the manifest says.
+    path: Path
+    """Where it lies, for messages."""
+    name: str
+    """What it is, in a word or a few."""
+    vocab_size: int
+    """Largest possible id + 1."""
+    eos_id: int | None
+    """Id between documents."""
+    fingerprint: str
+    """The same exactly if the data is."""
+    train: TokenSplit | MixedSplit
+    held_out: TokenSplit | MixedSplit
+    request: dict[str, Any]
+    """How it came to be, as plain data."""
+    tokenizer_name: str | None = None
+    tokenizer_fingerprint: str | None = None
+    unigram_bits_per_byte: float | None = None
+    """Bits per byte of held-out text under training frequencies of tokens."""
+    files: tuple[DataFile, ...] = ()
+    """Everything that is read."""
+    bytes_per_token: float | None = None
+    """UTF-8 bytes of held-out text per token."""
 
-        Raises:
-            EntasisError: a file is missing, of another type or length, or no .npy file.
-        """
-        self.folder = folder
-        self.name = name
-        """`train` or `held-out`."""
-        self.tokens = record.tokens
-        self.bytes = record.bytes
-        """UTF-8 bytes of the text behind the tokens."""
-        self.documents = record.documents.count
-        self.record = record
-        self._vocab_size = manifest.vocab_size
-        dtype = DISK_DTYPE[manifest.dtype]
-        self._shards = [NpyFile(folder / shard.file, dtype, shard.tokens) for shard in record.shards]
-        self._starts = [0, *accumulate(shard.tokens for shard in record.shards)]
-        self._documents = NpyFile(folder / record.documents.file, DOCUMENTS_DTYPE, record.documents.count)
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The sources that it is mixed from, with weights that sum to 1."""
+        return (Part(self.name, 1.0, self),)
 
-    def windows(self, context: int) -> int:
-        """How many windows of `context` tokens and their targets there are: (tokens - 1) // context."""
-        return (self.tokens - 1) // context
-
-    def require_window(self, context: int) -> int:
-        """`windows`, which must not be 0.
-
-        Raises:
-            ConfigError: the split is shorter than one window.
-        """
-        if not self.windows(context):
-            raise ConfigError(
-                f"model.context: {context} is too long for {self.folder}: its {self.name} split has {self.tokens} "
-                f"tokens, a window takes {context + 1}; choose a shorter context, or prepare more text"
-                + (" or a larger --held-out" if self.name == "held-out" else "")
-            )
-        return self.windows(context)
-
-    def window(self, index: int, context: int) -> Int64Array:
-        """Window `index`: its `context` tokens and one more, as int64 (context + 1,).
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer that made the tokens; None: it is not known, and tokens cannot become text.
 
         Raises:
-            EntasisError: an id lies outside the vocabulary, or a file ends early; the line names file and offset.
-            IndexError: there is no such window.
+            EntasisError: it is missing, damaged, or another one.
         """
-        if not 0 <= index < self.windows(context):
-            raise IndexError(f"window {index} of {self.windows(context)}")
-        return self.read(index * context, index * context + context + 1)
-
-    def read(self, start: int, stop: int) -> Int64Array:
-        """The tokens [start, stop) as int64, wherever the borders of files lie.
-
-        Raises:
-            EntasisError: as in `window`.
-        """
-        if not 0 <= start <= stop <= self.tokens:
-            raise IndexError(f"tokens [{start}, {stop}) of {self.tokens}")
-        out = np.empty(stop - start, np.int64)
-        shard = bisect_right(self._starts, start) - 1
-        position = start
-        while position < stop:
-            first = self._starts[shard]
-            end = min(stop, self._starts[shard + 1])
-            values = self._shards[shard].read(position - first, end - first)
-            self._check_range(self._shards[shard], position - first, values)
-            out[position - start : end - start] = values
-            position = end
-            shard += 1
-        return out
-
-    def document_starts(self, start: int, stop: int) -> Int64Array:
-        """Positions p with start <= p < stop at which a document starts, ascending."""
-        low = self._documents.count_below(start)
-        # A document has at least one token, so there are no more starts than positions.
-        candidates = self._documents.read(low, min(low + stop - start, self._documents.length))
-        return candidates[: int(np.searchsorted(candidates, stop))].astype(np.int64)
-
-    def where(self, position: int) -> str:
-        """File and offset of a token, for messages."""
-        shard = bisect_right(self._starts, position, hi=len(self._shards)) - 1
-        return f"{self._shards[shard].path} at token {position - self._starts[shard]}"
-
-    def verify(self, on_bytes: Callable[[int], None]) -> None:
-        """Read everything; see `TokenData.verify`."""
-        content = hashlib.sha256()
-        for file, shard in zip(self._shards, self.record.shards, strict=True):
-            for position, values in file.chunks():
-                self._check_range(file, position, values)
-                content.update(values.tobytes())
-                on_bytes(values.nbytes)
-            _check_sha256(file.path, shard.sha256)
-        if content.hexdigest() != self.record.content:
-            raise EntasisError(f"{self.folder}: {self.name}: shards are not in the order that the manifest describes")
-        last = -1
-        for position, starts in self._documents.chunks():
-            steps = np.diff(starts, prepend=last)
-            if (steps <= 0).any() or starts[-1] >= self.tokens or (position == 0 and starts[0] != 0):
-                raise EntasisError(
-                    f"{self._documents.path}: starts of documents do not ascend from 0 to below {self.tokens}"
-                )
-            last = int(starts[-1])
-            on_bytes(starts.nbytes)
-        _check_sha256(self._documents.path, self.record.documents.sha256)
-
-    def _check_range(self, file: NpyFile, position: int, values: Array) -> None:
-        if values.size and int(values.max()) >= self._vocab_size:
-            wrong = int(np.argmax(values >= self._vocab_size))
-            raise EntasisError(
-                f"{file.path}: token {position + wrong} is {values[wrong]}, outside the vocabulary of "
-                f"{self._vocab_size}; the file is damaged or was made with another tokenizer"
-            )
+        return None
 
 
 @dataclass(frozen=True, slots=True)
-class TokenData:
-    """A folder made by `entasis prepare`."""
+class DataFile:
+    """A file of tokens or of starts of documents."""
 
     path: Path
+    """Absolute."""
+    sha256: str | None
+    """What it must be, where a manifest says so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One source of a mixture."""
+
+    name: str
+    weight: float
+    source: TokenSource
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenData(TokenSource):
+    """A folder made by `entasis prepare`."""
+
     manifest: Manifest
     train: TokenSplit
     held_out: TokenSplit
+    eos_id: int
 
     @classmethod
     def open(cls, path: str | Path) -> TokenData:
@@ -158,31 +99,25 @@ class TokenData:
         path = Path(path)
         manifest = read_manifest(path)
         return cls(
-            path,
-            manifest,
-            TokenSplit(path, manifest.train, manifest, "train"),
-            TokenSplit(path, manifest.held_out, manifest, "held-out"),
+            path=path,
+            name=manifest.name,
+            vocab_size=manifest.vocab_size,
+            eos_id=manifest.eos_id,
+            fingerprint=manifest.fingerprint,
+            train=_open_split(path, manifest.train, manifest, "train"),
+            held_out=_open_split(path, manifest.held_out, manifest, "held-out"),
+            request=manifest.request,
+            tokenizer_name=manifest.tokenizer.name,
+            tokenizer_fingerprint=manifest.tokenizer.fingerprint,
+            unigram_bits_per_byte=manifest.unigram_bits_per_byte,
+            bytes_per_token=manifest.held_out.bytes / manifest.held_out.tokens,
+            files=tuple(
+                DataFile((path / name).resolve(), sha256)
+                for split in (manifest.train, manifest.held_out)
+                for name, sha256, _ in split.files
+            ),
+            manifest=manifest,
         )
-
-    @property
-    def name(self) -> str:
-        """What the text is, in a word or a few."""
-        return self.manifest.name
-
-    @property
-    def vocab_size(self) -> int:
-        """Largest possible id + 1."""
-        return self.manifest.vocab_size
-
-    @property
-    def eos_id(self) -> int:
-        """Id that closes every document."""
-        return self.manifest.eos_id
-
-    @property
-    def fingerprint(self) -> str:
-        """The same for two folders exactly if tokens, documents, split and tokenizer are the same."""
-        return self.manifest.fingerprint
 
     def tokenizer(self) -> Tokenizer:
         """Load the tokenizer that made the tokens.
@@ -190,29 +125,54 @@ class TokenData:
         Raises:
             EntasisError: it is missing, damaged, or another one.
         """
-        from entasis.data.tokenizers import load_tokenizer
+        return load_own_tokenizer(self.path, self.manifest)
 
-        tokenizer = load_tokenizer(self.path / TOKENIZER_FOLDER)
-        if tokenizer.fingerprint != self.manifest.tokenizer.fingerprint:
-            raise EntasisError(f"{self.path / TOKENIZER_FOLDER}: not the tokenizer that made these tokens")
-        return tokenizer
-
-    def verify(self, on_bytes: Callable[[int], None] = lambda _: None) -> None:
+    def verify(self) -> None:
         """Read every file: ids within the vocabulary, documents in order, checksums, and the tokenizer.
-
-        `on_bytes` is told the bytes of each piece that was read.
 
         Raises:
             EntasisError: something does not fit; the line names the file and, where it can, the offset.
         """
-        self.train.verify(on_bytes)
-        self.held_out.verify(on_bytes)
-        self.tokenizer()
+        from entasis.data.check import check_prepared
+
+        for finding in check_prepared(self.path):
+            raise EntasisError(finding.line)
 
 
-def _check_sha256(path: Path, expected: str) -> None:
-    found = file_sha256(path)
-    if found != expected:
-        raise EntasisError(
-            f"{path}: checksum is {found[:12]}…, the manifest says {expected[:12]}…; the file is damaged"
-        )
+def load_own_tokenizer(folder: Path, manifest: Manifest) -> Tokenizer:
+    """The tokenizer that lies in a prepared folder.
+
+    Raises:
+        EntasisError: it is missing, damaged, or another one than the manifest names.
+    """
+    from entasis.data.tokenizers import load_tokenizer
+
+    tokenizer = load_tokenizer(folder / TOKENIZER_FOLDER)
+    if tokenizer.fingerprint != manifest.tokenizer.fingerprint:
+        raise EntasisError(f"{folder / TOKENIZER_FOLDER}: not the tokenizer that made these tokens")
+    return tokenizer
+
+
+def open_shard(folder: Path, name: str, dtype: str, length: int) -> NpyFile:
+    """One file that a manifest names.
+
+    Raises:
+        EntasisError: it is missing or does not fit, or is a link that leads out of the folder.
+    """
+    path = folder / name
+    if path.is_symlink() and not path.resolve().is_relative_to(folder.resolve()):
+        raise EntasisError(f"{path}: a link to {path.resolve()}, outside the folder; copy the file into the folder")
+    return NpyFile(path, dtype, length)
+
+
+def _open_split(folder: Path, record: SplitRecord, manifest: Manifest, name: str) -> TokenSplit:
+    dtype = DISK_DTYPE[manifest.dtype]
+    files: list[FlatFile] = [open_shard(folder, shard.file, dtype, shard.tokens) for shard in record.shards]
+    starts = open_shard(folder, record.documents.file, DOCUMENTS_DTYPE, record.documents.count)
+    return TokenSplit(
+        folder,
+        name,
+        files,
+        manifest.vocab_size,
+        starts=RecordedStarts(starts),
+    )

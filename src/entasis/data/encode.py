@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from entasis.data.npy import Array
+from entasis.data.flat import Array
 from entasis.data.tokenizers import Tokenizer, load_tokenizer
 from entasis.errors import EntasisError
 

@@ -58,6 +58,12 @@ class SplitRecord(_Record):
     shards: Annotated[list[ShardRecord], Field(min_length=1)]
     documents: DocumentsRecord
 
+    @property
+    def files(self) -> list[tuple[str, str, int]]:
+        """Name, checksum and length of each file, that of the documents last."""
+        shards = [(shard.file, shard.sha256, shard.tokens) for shard in self.shards]
+        return [*shards, (self.documents.file, self.documents.sha256, self.documents.count)]
+
 
 class TokenizerRecord(_Record):
     """The tokenizer that made the tokens; it lies beside the manifest in a folder of its own."""
@@ -114,11 +120,20 @@ def read_manifest(folder: Path) -> Manifest:
     """
     path = folder / MANIFEST_FILE
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_bytes()
     except FileNotFoundError as error:
         raise EntasisError(f"{folder}: holds no prepared data (no {MANIFEST_FILE}); run entasis prepare") from error
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
         raise EntasisError(f"{path}: cannot be read ({error})") from error
+    return parse_manifest(text, path)
+
+
+def parse_manifest(text: bytes, path: str | Path) -> Manifest:
+    """Check a manifest's text; `path` is what messages name.
+
+    Raises:
+        EntasisError: as `read_manifest`.
+    """
     try:
         manifest = Manifest.model_validate_json(text)
     except ValidationError as error:

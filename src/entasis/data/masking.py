@@ -29,7 +29,7 @@ class Masking:
     """Of a window's tokens, the end tokens of documents not counted; above 0 and below 1."""
     mask_id: int
     """Stands in place of a hidden token; outside the data's vocabulary."""
-    eos_id: int
+    eos_id: int | None
     """Never hidden: where documents end is how the text was cut, and not part of it."""
 
     def hidden(self, tokens: np.ndarray[Any, np.dtype[np.int64]], sequences: Sequence[int], *keys: int) -> BoolArray:
@@ -40,7 +40,7 @@ class Masking:
             sequences: a number for each window, on which its mask depends.
             keys: on which all masks depend.
         """
-        candidates = tokens != self.eos_id
+        candidates = np.full(tokens.shape, True) if self.eos_id is None else tokens != self.eos_id
         time = tokens.shape[1]
         numbers = np.asarray(sequences, np.uint64)[:, None] * np.uint64(time) + np.arange(time, dtype=np.uint64)
         draws = np.where(candidates, hash64(numbers, _KEY, *keys), _NEVER)

@@ -8,8 +8,9 @@ from typing import Any, Literal
 
 import numpy as np
 
+from entasis.data.flat import Array, file_sha256
 from entasis.data.manifest import DocumentsRecord, ShardRecord, SplitRecord
-from entasis.data.npy import Array, NpyWriter, file_sha256
+from entasis.data.npy import NpyWriter
 from entasis.errors import EntasisError
 
 LARGEST_UINT16 = 65_535

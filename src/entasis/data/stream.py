@@ -14,9 +14,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from entasis.data.dataset import Int64Array, TokenSplit
 from entasis.data.hashing import hash64
 from entasis.data.masking import Masking
+from entasis.data.mix import Mix
+from entasis.data.mixture import MixedSplit
+from entasis.data.token_split import Int64Array, TokenSplit
 from entasis.errors import EntasisError
 
 IGNORED = -100
@@ -53,12 +55,12 @@ class BatchStream:
 
     def __init__(
         self,
-        split: TokenSplit,
+        split: TokenSplit | MixedSplit,
         *,
         context: int,
         batch_sequences: int,
         seed: int,
-        eos_id: int,
+        eos_id: int | None,
         document_mask: bool = False,
         masking: Masking | None = None,
     ) -> None:
@@ -69,7 +71,8 @@ class BatchStream:
             context: tokens per window.
             batch_sequences: windows of the global batch of one step.
             seed: drives the order of windows and what is hidden in them, and nothing else.
-            eos_id: the id that closes documents; what the recorded starts of documents are checked against.
+            eos_id: the id that closes documents; what the recorded starts of documents are checked against. None: no
+                id does.
             document_mask: whether batches isolate documents from each other.
             masking: what is hidden and to be predicted, anew in each epoch; None: the next token is predicted.
 
@@ -81,9 +84,14 @@ class BatchStream:
         self.batch_sequences = batch_sequences
         self.seed = seed
         self.windows_per_epoch = split.require_window(context)
+        """Windows of all sources; each source of a mixture has epochs of its own."""
+        parts, weights = (split.parts, split.weights) if isinstance(split, MixedSplit) else ((split,), (1.0,))
+        self._mix = Mix(weights, seed)
+        self._sizes = [part.windows(context) for part in parts]
+        self._firsts = split.first_windows(context) if isinstance(split, MixedSplit) else [0]
         self._cutter = _WindowCutter(split, context, eos_id, document_mask)
         self._masking = masking
-        self._order_block = functools.lru_cache(maxsize=8)(self._make_order_block)
+        self._order_block = functools.lru_cache(maxsize=8 * len(parts))(self._make_order_block)
 
     def batch(self, step: int, start: int = 0, stop: int | None = None) -> Batch:
         """Sequences [start, stop) of the global batch of `step` (both counted from 0).
@@ -103,34 +111,42 @@ class BatchStream:
         first = step * self.batch_sequences
         return [self._window_at(sequence) for sequence in range(first, first + self.batch_sequences)]
 
-    def epoch(self, step: int) -> float:
-        """Epochs consumed at the start of `step`."""
-        return step * self.batch_sequences / self.windows_per_epoch
+    def sequences(self, step: int) -> list[int]:
+        """Sequences consumed at the start of `step`, of each source."""
+        return self._mix.counts(step * self.batch_sequences)
+
+    def epochs(self, step: int) -> list[float]:
+        """Epochs consumed at the start of `step`, of each source."""
+        return [count / size for count, size in zip(self.sequences(step), self._sizes, strict=True)]
 
     def describe(self, step: int) -> str:
         """One line that says where the batch of `step` lies in the data."""
         windows = self.windows(step)
         shown = ", ".join(map(str, windows[:8])) + (", …" if len(windows) > 8 else "")
-        where = self.split.where(windows[0] * self.context)
-        return f"epoch {self.epoch(step):.3f}, windows {shown} of {self.context} tokens (the first: {where})"
+        where = self.split.window_place(windows[0], self.context)
+        epochs = " and ".join(f"{epoch:.3f}" for epoch in self.epochs(step))
+        return f"epoch {epochs}, windows {shown} of {self.context} tokens (the first: {where})"
 
     def _window_at(self, sequence: int) -> int:
-        epoch, position = divmod(sequence, self.windows_per_epoch)
-        return int(self._order_block(epoch, position // _BLOCK)[position % _BLOCK])
+        source, number = self._mix.place(sequence)
+        epoch, position = divmod(number, self._sizes[source])
+        return self._firsts[source] + int(self._order_block(source, epoch, position // _BLOCK)[position % _BLOCK])
 
-    def _make_order_block(self, epoch: int, block: int) -> Int64Array:
-        positions = np.arange(block * _BLOCK, min((block + 1) * _BLOCK, self.windows_per_epoch))
-        return shuffled(positions, self.windows_per_epoch, self.seed, epoch)
+    def _make_order_block(self, source: int, epoch: int, block: int) -> Int64Array:
+        size = self._sizes[source]
+        positions = np.arange(block * _BLOCK, min((block + 1) * _BLOCK, size))
+        seed = self.seed if source == 0 else int(hash64(np.array([source], np.uint64), self.seed)[0])
+        return shuffled(positions, size, seed, epoch)
 
 
 def held_out_batches(
-    split: TokenSplit,
+    split: TokenSplit | MixedSplit,
     *,
     context: int,
     batch_sequences: int,
     tokens: int,
     document_mask: bool,
-    eos_id: int,
+    eos_id: int | None,
     masking: Masking | None = None,
 ) -> Iterator[Batch]:
     """About `tokens` tokens of a split in evenly spaced windows: at least one window, and the same ones every time.
@@ -152,9 +168,9 @@ def held_out_batches(
 class _WindowCutter:
     """Reads windows and puts them together to a batch."""
 
-    split: TokenSplit
+    split: TokenSplit | MixedSplit
     context: int
-    eos_id: int
+    eos_id: int | None
     document_mask: bool
 
     def cut(self, windows: list[int]) -> Batch:
@@ -166,18 +182,21 @@ class _WindowCutter:
         # attention, positions and targets must all follow one source.
         starts_document = np.zeros(rows.shape, np.int64)
         for row, window in enumerate(windows):
-            first = window * self.context
-            starts = self.split.document_starts(first + 1, first + self.context + 1) - first
-            if (rows[row, starts - 1] != self.eos_id).any():
-                wrong = int(starts[rows[row, starts - 1] != self.eos_id][0])
-                raise EntasisError(
-                    f"{self.split.where(first + wrong)}: a document is said to start here, but none ends before it; "
-                    "prepare the data again"
-                )
+            starts = self.split.window_starts(window, self.context)
+            if self.eos_id is not None and self.split.starts_follow_end:
+                self._require_ends(rows[row], starts, window)
             starts_document[row, starts] = 1
         documents = np.cumsum(starts_document, axis=1)
         targets[starts_document[:, 1:] == 1] = IGNORED
         return Batch(tokens, targets, documents[:, :-1].copy())
+
+    def _require_ends(self, row: Int64Array, starts: Int64Array, window: int) -> None:
+        open_ended = starts[row[starts - 1] != self.eos_id]
+        if open_ended.size:
+            raise EntasisError(
+                f"{self.split.window_place(window, self.context, int(open_ended[0]))}: a document is said to start "
+                "here, but none ends before it; prepare the data again"
+            )
 
 
 def _masked(batch: Batch, masking: Masking | None, sequences: Sequence[int], *keys: int) -> Batch:

@@ -23,6 +23,8 @@ from entasis.errors import ConfigError, EntasisError
 BPE_EOS = "<|endoftext|>"
 _COMMON_EOS = (BPE_EOS, "<|end_of_text|>", "<|endofdocument|>", "</s>", "<eos>", "<|eos|>", "[EOS]")
 _DESCRIPTION = "entasis-tokenizer.json"
+TOKENIZER_FILES = (_DESCRIPTION, "tokenizer.json", "tokenizer_config.json")
+"""What `save` writes; of bytes, the first only."""
 _SMALLEST_BPE = 257  # every byte, and the end of a document
 
 

@@ -87,7 +87,7 @@ def _context(results: Comparison) -> dict[str, Any]:
     reference, others, steps = shapes[0], shapes[1:], results["steps"]
     means = [series.result["mean_bits_per_byte"] for series in shapes]
     bits = [value for value in means if value is not None]
-    longest_bar = max([results["data"]["unigram_bits_per_byte"], *bits])
+    longest_bar = max([results["data"]["unigram_bits_per_byte"] or 0.0, *bits])
     unit = numbers.loss_unit(results["mask_share"])
     tuned = any(series.result["tuning"] for series in shapes)
     rates = {series.result["learning_rate"] for series in shapes}

@@ -134,7 +134,7 @@ class ShapeResult(TypedDict):
     difference: Difference | None
     """None for the reference itself."""
     sample: str | None
-    """How the first seed's model continues `sample_prompt`; the prompt is not in it. None: an encoder."""
+    """How the first seed's model continues `sample_prompt`, which is not in it. None: an encoder, or no tokenizer."""
 
 
 class DataSummary(TypedDict):
@@ -144,13 +144,15 @@ class DataSummary(TypedDict):
     request: str
     """What it was prepared from, and how, in a line."""
     fingerprint: str
-    tokenizer: str
+    tokenizer: str | None
+    """None: other programs' files come without; there is then nothing per byte and no sample."""
     vocab_size: int
     train_tokens: int
     held_out_tokens: int
-    held_out_bytes_per_token: float
-    unigram_bits_per_byte: float
-    """Bits per byte on the held-out text of the best model that ignores context (training unigram frequencies)."""
+    held_out_bytes_per_token: float | None
+    unigram_bits_per_byte: float | None
+    """Bits per byte on the held-out text of the best model that ignores context (training unigram frequencies). None:
+    not known."""
 
 
 class Comparison(TypedDict):
@@ -179,7 +181,7 @@ class Comparison(TypedDict):
     batch_tokens: int
     train_tokens_per_run: int
     epochs: float
-    """Times that a run sees each training window."""
+    """Times that a run sees each training window; of a mixture, those of the source that is seen most often."""
     exploratory: bool
     """Fewer than 20 tokens per non-embedding parameter: the study speaks of early learning speed, not of quality."""
     sample_prompt: str

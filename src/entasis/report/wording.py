@@ -107,7 +107,7 @@ def _quality(results: Comparison) -> Statement:
 
 def _objective(results: Comparison) -> list[Statement]:
     if (share := results["mask_share"]) is None:
-        return []
+        return [] if results["data"]["tokenizer"] else [_tokens_only()]
     text = (
         f"These are encoders: {percent(share)} of the tokens are masked and predicted from those left, before and "
         "after, and a step learns from those alone. The held-out masks are the same for every shape, seed and "
@@ -115,6 +115,15 @@ def _objective(results: Comparison) -> list[Statement]:
         "bits per byte and no text sample, and it says nothing beside the loss of a model that predicts the next token."
     )
     return [Statement("Masked-token loss.", text)]
+
+
+def _tokens_only() -> Statement:
+    text = (
+        "The data came as tokens of another program, without their tokenizer and their text. Losses are per token: "
+        "there is no figure in bits per byte and no text sample, and no loss of another tokenizer can stand beside "
+        "these."
+    )
+    return Statement("Losses per token only.", text)
 
 
 def _rates(results: Comparison) -> Statement:
@@ -181,7 +190,7 @@ def facts(results: Comparison) -> list[tuple[str, str]]:
     data, share = results["data"], results["mask_share"]
     return [
         ("Data", f"{data['name']}, {count(data['train_tokens'])} training tokens"),
-        ("Tokenizer", f"{data['tokenizer']}, {data['vocab_size']:,} entries"),
+        ("Tokenizer", f"{data['tokenizer'] or 'not known'}, {data['vocab_size']:,} entries"),
         ("Objective", "next token" if share is None else f"masked tokens, {percent(share)}"),
         ("Training", f"{results['steps']:,} steps of {results['batch_tokens']:,} tokens"),
         ("Per run", f"{count(results['train_tokens_per_run'])} tokens, {significant(results['epochs'], 3)} epochs"),

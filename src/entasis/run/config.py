@@ -124,6 +124,8 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _sizes_agree(self) -> RunConfig:
+        if problem := self.data.problem():
+            raise ValueError(problem)
         if self.model.causal and self.train.mask_share is not None:
             raise ValueError(
                 f"train.mask_share {self.train.mask_share} is for encoders, and model.causal is true; remove it, or "

@@ -7,6 +7,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from entasis.errors import EntasisError
+
 
 def write_text(path: Path, text: str) -> None:
     """Writes a file by temporary name, fsync and rename: readers see the old or the new content, never a part."""
@@ -25,6 +27,23 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, data: Any) -> None:  # noqa: ANN401 - any plain data
     """Plain data as an indented JSON file, written as `write_text` does."""
     write_text(path, json.dumps(data, indent=1, allow_nan=False) + "\n")
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """An object of names and values from a JSON file.
+
+    Raises:
+        EntasisError: the file is missing, or is something else.
+    """
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise EntasisError(f"{path}: missing") from None
+    except (ValueError, RecursionError) as error:
+        raise EntasisError(f"{path}: not JSON ({error})") from None
+    if not isinstance(data, dict):
+        raise EntasisError(f"{path}: expected an object of names and values")
+    return data
 
 
 def sync_file(path: Path) -> None:

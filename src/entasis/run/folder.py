@@ -1,6 +1,6 @@
 """The run folder: who may write in it, what the run is, and its metrics.
 
-config.yaml  shape.json  environment.json  metrics.jsonl  log.txt  tokenizer/  checkpoints/step-NNNNNNNN/
+config.yaml  shape.json  environment.json  data.json  metrics.jsonl  log.txt  tokenizer/  checkpoints/step-NNNNNNNN/
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from entasis.errors import ConfigError, EntasisError, ShapeError
 from entasis.run.config import RunConfig, parse_config
-from entasis.run.files import write_json, write_text
+from entasis.run.files import read_object, write_json, write_text
 from entasis.settings import read_yaml
 from entasis.shape.records import Shape
 
@@ -26,7 +26,13 @@ _MAY_CHANGE = {
     ("out",),
     ("compare",),
     ("transfer",),
-    ("data", "path"),  # the data's fingerprint decides, not where it lies
+    # The data's fingerprint decides, not where it lies and how it is said.
+    ("data", "path"),
+    ("data", "format"),
+    ("data", "held_out"),
+    ("data", "eos_id"),
+    ("data", "mixture"),
+    ("data", "cache"),
     ("train", "steps"),
     ("train", "evaluate_every"),
     ("train", "evaluate_tokens"),
@@ -50,12 +56,15 @@ class RunFolder:
         self.config_file = path / "config.yaml"
         self.shape_file = path / "shape.json"
         self.environment_file = path / "environment.json"
+        self.data_file = path / "data.json"
         self.metrics_file = path / "metrics.jsonl"
         self.log_file = path / "log.txt"
         self.tokenizer = path / "tokenizer"
         self.checkpoints = path / "checkpoints"
-        self.files = ("config.yaml", "shape.json", "environment.json", "metrics.jsonl", "log.txt", "tokenizer",
-                      "checkpoints", "diverged.json")  # fmt: skip
+        self.files = (
+            "config.yaml", "shape.json", "environment.json", "data.json", "metrics.jsonl", "log.txt", "tokenizer",
+            "checkpoints", "diverged.json", "tensorboard", "wandb",
+        )  # fmt: skip
         """Names of everything that a run writes."""
 
     @contextmanager
@@ -162,13 +171,13 @@ class RunFolder:
     def read_shape(self) -> Shape:
         """The shape that was saved at the run's start."""
         try:
-            return Shape.from_dict(_read_json(self.shape_file))
+            return Shape.from_dict(read_object(self.shape_file))
         except ShapeError as error:
             raise EntasisError(f"{self.shape_file}: {error}") from None
 
     def read_environment(self) -> dict[str, Any]:
         """What the run ran on when it last took a step."""
-        return _read_json(self.environment_file)
+        return read_object(self.environment_file)
 
     def mend_metrics(self) -> None:
         """Cuts off a last line that a kill left torn."""
@@ -216,18 +225,6 @@ class RunFolder:
         """Adds a line with the time to `log.txt`."""
         with self.log_file.open("a", encoding="utf-8") as file:
             file.write(f"{datetime.now(UTC).isoformat(timespec='seconds')} {line}\n")
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise EntasisError(f"{path}: missing") from None
-    except (ValueError, RecursionError) as error:
-        raise EntasisError(f"{path}: not JSON ({error})") from None
-    if not isinstance(data, dict):
-        raise EntasisError(f"{path}: expected an object of names and values")
-    return data
 
 
 def _compare(saved: dict[str, Any], given: dict[str, Any], folder: Path) -> list[str]:

@@ -24,8 +24,23 @@ class LoadedRun:
 
     config: RunConfig
     model: Transformer
-    tokenizer: Tokenizer
     step: int
+    own_tokenizer: Tokenizer | None
+    """None: the run's data, made by another program, came without one."""
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """What turns the model's tokens into text.
+
+        Raises:
+            EntasisError: there is none.
+        """
+        if self.own_tokenizer is None:
+            raise EntasisError(
+                f"{self.config.out}: trained on {self.config.data.sources[0].format} files, which carry no tokenizer, "
+                "so its tokens cannot become text; generate needs a run on data of `entasis prepare`"
+            )
+        return self.own_tokenizer
 
 
 def load_run(path: Path, report: Callable[[str], None] = print) -> LoadedRun:
@@ -46,7 +61,9 @@ def load_run(path: Path, report: Callable[[str], None] = print) -> LoadedRun:
         raise EntasisError(f"{path}: no checkpoint yet; `entasis train` goes on with this run")
     model = Transformer(folder.read_shape(), ModelConfig.from_dict(checkpoint.state["block"]))
     restore_model(model, checkpoint)
-    return LoadedRun(config, model.eval(), load_tokenizer(folder.tokenizer), checkpoint.step)
+    foreign = config.data.sources[0].format != "entasis"
+    tokenizer = None if foreign else load_tokenizer(folder.tokenizer)
+    return LoadedRun(config, model.eval(), checkpoint.step, tokenizer)
 
 
 def restore_model(model: Transformer, checkpoint: Checkpoint) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from entasis.data.dataset import TokenData
+from entasis.data.dataset import TokenSource
 from entasis.data.masking import Masking
 from entasis.run.config import RunConfig
 
 
-def masking(config: RunConfig, data: TokenData) -> Masking | None:
+def masking(config: RunConfig, data: TokenSource) -> Masking | None:
     """What is hidden from the run's model, in training and on held-out text; None: it predicts the next token.
 
     The mask id is the one after the data's own: `RunConfig.block` makes room for it, and no text can hold it.

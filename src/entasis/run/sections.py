@@ -36,15 +36,85 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
-class DataSection(Section):
-    """What is read."""
+DataFormat = Literal["entasis", "nanogpt", "llmc", "megatron"]
+_HeldOut = FilePath | Annotated[float, Field(gt=0, lt=1)]
+_TokenId = Annotated[int, Field(ge=0, lt=2**32)]
+
+
+class SourceSection(Section):
+    """One source of a mixture."""
 
     path: FilePath
-    """A folder made by `entasis prepare`."""
+    """A folder made by `entasis prepare`, here or at an address that fsspec reads; of another format a file or glob."""
+    format: DataFormat = "entasis"
+    """Whose files these are."""
+    held_out: _HeldOut | None = None
+    """Other formats only: the held-out files, or the share that is cut off the end; None: 0.01."""
+    eos_id: _TokenId | None = None
+    """Other formats only: the id between documents. None: it is not known."""
+    weight: _Rate = 1.0
+    """Share of the sequences, relative to those of the other sources."""
+
+
+class DataSection(Section):
+    """What is read: one source, or several mixed by weight."""
+
+    path: Annotated[str, Field(pattern=r"^[^\x00]*$")] = ""
+    """As in `SourceSection`, and so the next three; empty where there is a mixture."""
+    format: DataFormat = "entasis"
+    held_out: _HeldOut | None = None
+    eos_id: _TokenId | None = None
+    mixture: Annotated[list[SourceSection], Field(min_length=1)] | None = None
+    """In the place of `path`."""
     vocab_size: _Count | None = None
-    """What the data's vocabulary must be; lets a plan be made before there is data. None: whatever the data has."""
+    """What the data's vocabulary must be; lets a plan be made before there is data. None: whatever the data has, which
+    files of other programs do not say."""
     document_mask: bool = False
     """Whether attention and positions stay inside a document; otherwise windows cross documents."""
+    cache: FilePath | None = None
+    """Where copies of remote data are kept; None: in the user's cache folder."""
+
+    @property
+    def sources(self) -> list[SourceSection]:
+        """What is mixed; a single source is a mixture of one."""
+        if self.mixture is not None:
+            return self.mixture
+        return [SourceSection(path=self.path, format=self.format, held_out=self.held_out, eos_id=self.eos_id)]
+
+    def problem(self) -> str | None:
+        """What contradicts itself: the setting's dotted name, and why."""
+        if not self.path and self.mixture is None:
+            return "data.path: missing; name the data there, or several sources in data.mixture"
+        if self.mixture is not None:
+            for name in ("path", "held_out", "eos_id"):
+                if getattr(self, name) not in {None, ""}:
+                    return f"data.{name}: stands beside data.mixture; set it in each source of the mixture instead"
+            if self.format != "entasis":
+                return "data.format: stands beside data.mixture; set it in each source of the mixture instead"
+        problems = (
+            self._problem_of(source, "data" if self.mixture is None else f"data.mixture.{number}")
+            for number, source in enumerate(self.sources)
+        )
+        return next((problem for problem in problems if problem), None)
+
+    def _problem_of(self, source: SourceSection, where: str) -> str | None:
+        if source.format == "entasis":
+            given = [name for name in ("held_out", "eos_id") if getattr(source, name) is not None]
+            if given:
+                return f"{where}.{given[0]}: a prepared folder says so itself; remove it, or set {where}.format"
+        elif self.vocab_size is None:
+            return (
+                f"data.vocab_size: missing; {source.format} files do not say how many ids there are (GPT-2's tokenizer "
+                "has 50257)"
+            )
+        elif source.eos_id is not None and source.eos_id >= self.vocab_size:
+            return f"{where}.eos_id: {source.eos_id} is outside the vocabulary of {self.vocab_size}"
+        elif self.document_mask and source.format != "megatron" and source.eos_id is None:
+            return (
+                f"data.document_mask: {source.format} files do not say where documents end; set {where}.eos_id to the "
+                "id between them (50256 with GPT-2's tokenizer), or data.document_mask to false"
+            )
+        return None
 
 
 class ModelSection(Section):

@@ -12,13 +12,13 @@ from pathlib import Path
 
 from rich.console import Console
 
-from entasis.data.dataset import TokenData
 from entasis.errors import ConfigError, EntasisError
 from entasis.report.comparison import write_report
 from entasis.report.schema import Comparison, RatePoint
 from entasis.run.config import RunConfig
 from entasis.run.files import write_json
 from entasis.run.folder import RunFolder
+from entasis.run.open_data import open_data
 from entasis.run.sections import CompareSection
 from entasis.shape.budget import Budget, budget
 from entasis.shape.match import MATCH_FIELDS
@@ -55,7 +55,7 @@ def compare(
     if section is None:
         raise ConfigError("compare: missing; list the shapes to compare under compare.shapes")
     folder = Path(config.out)
-    data = TokenData.open(Path(config.data.path))
+    data = open_data(config.data)
     entries = [_entry(name, config, data.vocab_size) for name in section.shapes]
     reference = _reference(entries)
     unequal = _unequal(entries, reference, section)

@@ -19,7 +19,7 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
-from entasis.data.dataset import TokenData
+from entasis.data.dataset import TokenSource
 from entasis.data.stream import Batch, BatchStream, held_out_batches
 from entasis.errors import ConfigError
 from entasis.model.device import Computation, choose_computation
@@ -34,6 +34,7 @@ from entasis.run.environment import environment_record
 from entasis.run.files import write_json
 from entasis.run.folder import RunFolder
 from entasis.run.objective import masking
+from entasis.run.open_data import open_data
 from entasis.settings import shorten
 from entasis.shape.budget import budget
 from entasis.shape.records import Shape
@@ -101,7 +102,7 @@ def coordinates(
     RunFolder(folder).require_study("--out")
     _require_same_check(folder / "results.json", command)
     computation = choose_computation(config.train.device, config.train.precision, config.train.threads)
-    data = TokenData.open(Path(config.data.path))
+    data = open_data(config.data)
     probe = _probe(config, data)
     numbers = range(config.train.seed, config.train.seed + seeds)
     with RunFolder(folder).locked():
@@ -167,7 +168,7 @@ def rung_record(config: RunConfig, vocab_size: int) -> Rung:
     )
 
 
-def _probe(config: RunConfig, data: TokenData) -> Batch:
+def _probe(config: RunConfig, data: TokenSource) -> Batch:
     context = config.model.context
     (batch,) = held_out_batches(
         data.held_out,
@@ -184,7 +185,7 @@ def _probe(config: RunConfig, data: TokenData) -> Batch:
 def _measured(
     config: RunConfig,
     shape: Shape,
-    data: TokenData,
+    data: TokenSource,
     probe: Batch,
     computation: Computation,
     *,

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 
-from entasis.data.dataset import TokenData
+from entasis.data.dataset import TokenSource
 from entasis.errors import EntasisError
 from entasis.evaluate.held_out import bits_per_byte
 from entasis.generate.sample import generate_text
@@ -60,7 +60,7 @@ class ShapeRuns:
 
 def comparison_results(
     config: RunConfig,
-    data: TokenData,
+    data: TokenSource,
     *,
     command: str,
     reference: str,
@@ -71,7 +71,7 @@ def comparison_results(
     """Everything that a report says, from finished runs."""
     assert config.compare is not None
     section = config.compare
-    bytes_per_token = data.held_out.bytes / data.held_out.tokens
+    bytes_per_token = data.bytes_per_token
     tokens = config.train.steps * config.train.batch_tokens
     by_name = {shape.name: shape for shape in shapes}
     runs = {
@@ -82,7 +82,6 @@ def comparison_results(
         for shape in shapes
     }
     results = {shape.name: _shape_result(shape, by_name[reference], runs, config, tokens) for shape in shapes}
-    windows = data.train.windows(config.model.context)
     return Comparison(
         format=COMPARISON_FORMAT,
         title=_title([shape.name for shape in shapes]),
@@ -92,14 +91,14 @@ def comparison_results(
         environment=json.loads(RunFolder(shapes[0].folders[0]).environment_file.read_text(encoding="utf-8")),
         data=DataSummary(
             name=data.name,
-            request=json.dumps(data.manifest.request),
+            request=json.dumps(data.request),
             fingerprint=data.fingerprint,
-            tokenizer=data.manifest.tokenizer.name,
+            tokenizer=data.tokenizer_name,
             vocab_size=data.vocab_size,
             train_tokens=data.train.tokens,
             held_out_tokens=data.held_out.tokens,
             held_out_bytes_per_token=bytes_per_token,
-            unigram_bits_per_byte=data.manifest.unigram_bits_per_byte,
+            unigram_bits_per_byte=data.unigram_bits_per_byte,
         ),
         reference=reference,
         match_by=section.match.by,
@@ -111,7 +110,7 @@ def comparison_results(
         steps=config.train.steps,
         batch_tokens=config.train.batch_tokens,
         train_tokens_per_run=tokens,
-        epochs=config.train.steps * config.batch_sequences / windows,
+        epochs=_epochs(config, data),
         exploratory=any(result["tokens_per_parameter"] < QUALITY_TOKENS_PER_PARAMETER for result in results.values()),
         sample_prompt=section.prompt,
         workers=workers,
@@ -144,7 +143,7 @@ def _group(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"the mean of {_title(names)}"
 
 
-def _run_result(folder: Path, seed: int, config: RunConfig, bytes_per_token: float) -> RunResult:
+def _run_result(folder: Path, seed: int, config: RunConfig, bytes_per_token: float | None) -> RunResult:
     records = RunFolder(folder).read_metrics()
     curve = [
         CurvePoint(step=record["step"], tokens=record["tokens"], val_loss=record["val_loss"])
@@ -167,7 +166,9 @@ def _run_result(folder: Path, seed: int, config: RunConfig, bytes_per_token: flo
         curve=curve,
         train_curve=[TrainPoint(step=r["step"], train_loss=r["train_loss"]) for r in records[stride - 1 :: stride]],
         final_val_loss=final,
-        final_bits_per_byte=bits_per_byte(final, bytes_per_token) if config.mask_share is None else None,
+        final_bits_per_byte=None
+        if bytes_per_token is None or config.mask_share is not None
+        else bits_per_byte(final, bytes_per_token),
         best_step=best["step"],
         best_val_loss=best["val_loss"],
         tokens_per_second=median(rates[_WARM_STEPS:] or rates),
@@ -224,8 +225,16 @@ def _shape_result(
     )
 
 
-def _continuation(run: Path, prompt: str) -> str:
+def _epochs(config: RunConfig, data: TokenSource) -> float:
+    """How often the training text is read; of a mixture, the text that is read most often."""
+    sequences = config.train.steps * config.batch_sequences
+    return max(sequences * part.weight / part.source.train.windows(config.model.context) for part in data.parts)
+
+
+def _continuation(run: Path, prompt: str) -> str | None:
     loaded = load_run(run, report=lambda line: print(line, file=sys.stderr))
+    if loaded.own_tokenizer is None:
+        return None
     return generate_text(loaded.model, loaded.tokenizer, prompt, tokens=_SAMPLE_TOKENS).removeprefix(prompt)
 
 

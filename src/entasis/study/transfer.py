@@ -14,13 +14,14 @@ from pathlib import Path
 
 from rich.console import Console
 
-from entasis.data.dataset import TokenData
+from entasis.data.dataset import TokenSource
 from entasis.errors import ConfigError
 from entasis.report.scaling_schema import TRANSFER_FORMAT, Transfer, TransferFamily
 from entasis.report.transfer import write_transfer
 from entasis.run.config import RunConfig
 from entasis.run.files import write_json
 from entasis.run.folder import RunFolder
+from entasis.run.open_data import open_data
 from entasis.run.sections import TransferSection
 from entasis.shape.budget import budget
 from entasis.study.coordinates import rung_record
@@ -44,7 +45,7 @@ def transfer(config: RunConfig, console: Console, *, command: str, workers: int 
         raise ConfigError("transfer: missing; list widths and rates under transfer.widths and transfer.learning_rate")
     ladders = {name: _ladder(name, each, section) for name, each in _families(config).items()}
     folder = Path(config.out)
-    data = TokenData.open(Path(config.data.path))
+    data = open_data(config.data)
     RunFolder(folder).require_study()
     with RunFolder(folder).locked():
         trials = {
@@ -121,6 +122,6 @@ def _trial(config: RunConfig, folder: Path, name: str, width: int, value: float,
     )
 
 
-def _tokens_per_parameter(config: RunConfig, data: TokenData) -> float:
+def _tokens_per_parameter(config: RunConfig, data: TokenSource) -> float:
     counted = budget(config.design(data.vocab_size).shape, config.block(data.vocab_size))
     return config.train.steps * config.train.batch_tokens / (counted.parameters - counted.embedding_parameters)

@@ -10,19 +10,21 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from entasis.data.dataset import TokenData
-from entasis.data.stream import Batch, BatchStream, held_out_batches
+from entasis.data.mixed import source_progress
+from entasis.data.stream import Batch, BatchStream
 from entasis.errors import ConfigError
-from entasis.evaluate.held_out import held_out_loss
+from entasis.evaluate.sources import held_out_losses
 from entasis.model.device import choose_computation
 from entasis.model.loss import summed_cross_entropy
 from entasis.model.recompute import recompute_activations
 from entasis.model.transformer import Transformer
 from entasis.run.checkpoint import NonFiniteError, load_newest, remove_leftovers, save_checkpoint
 from entasis.run.config import RunConfig
+from entasis.run.data_files import check_data, record_data
 from entasis.run.environment import device_name, environment_record
 from entasis.run.folder import RunFolder
 from entasis.run.objective import masking
+from entasis.run.open_data import open_data
 from entasis.shape.budget import budget
 from entasis.train.interrupt import Interrupted, StopRequest
 from entasis.train.monitor import Monitor, Throughput
@@ -33,8 +35,10 @@ from entasis.train.schedule import learning_rate
 from entasis.train.state import TrainState
 
 
-def train(config: RunConfig, console: Console, *, label: str = "train") -> None:  # noqa: PLR0915 - reads in one go
+def train(config: RunConfig, console: Console, *, label: str = "train", accept_data_change: bool = False) -> None:  # noqa: PLR0915 - reads in one go
     """Trains the run of `config` to its last step, from the newest good checkpoint if there is one.
+
+    A run goes on only with the data that it began with, unless `accept_data_change` is set.
 
     Raises:
         ConfigError: the folder holds another run, or the device is not there.
@@ -49,8 +53,7 @@ def train(config: RunConfig, console: Console, *, label: str = "train") -> None:
 
     with folder.locked():
         computation = choose_computation(config.train.device, config.train.precision, config.train.threads)
-        data = TokenData.open(Path(config.data.path))
-        _require_vocabulary(config, data)
+        data = open_data(config.data, say)
         data.held_out.require_window(config.model.context)  # now, and not at the first evaluation
         design, block = config.design(data.vocab_size), config.block(data.vocab_size)
         environment = environment_record(computation.device)
@@ -72,23 +75,24 @@ def train(config: RunConfig, console: Console, *, label: str = "train") -> None:
         remove_leftovers(folder.checkpoints)
         checkpoint = load_newest(folder.checkpoints, say)
         if checkpoint is not None:
-            state.restore(checkpoint)
-            if state.step > config.train.steps:
-                raise ConfigError(
-                    f"train.steps: {folder.path} holds a run of {state.step} steps, and {config.train.steps} are asked "
-                    "for; choose another `out`"
-                )
+            state.restore(checkpoint, other_data=accept_data_change)
+            _require_no_more(state.step, config)
+            check_data(folder, data, say)
             if state.step == config.train.steps:
                 say(f"{folder.path}: already finished, {state.step} of {config.train.steps} steps")
                 return
             say(f"{folder.path}: goes on after step {state.step} of {config.train.steps}")
+            if checkpoint.state["data_fingerprint"] != data.fingerprint:
+                changes.append(f"the data, as accepted: {checkpoint.state['data_fingerprint']} -> {data.fingerprint}")
             for change in changes:
                 say(f"changed since the run began: {change}")
         else:
             say(f"{model.parameter_count:,} parameters; {state.optimizer.describe()}")
         # Only now: a run that is refused above leaves the folder as it was.
         folder.write(config, design.shape, environment)
-        data.tokenizer().save(folder.tokenizer)
+        record_data(folder, data)
+        if tokenizer := data.tokenizer():
+            tokenizer.save(folder.tokenizer)
         saved_step = state.step
 
         hidden = torch.compile(model.hidden) if config.train.compile else model.hidden
@@ -140,19 +144,8 @@ def train(config: RunConfig, console: Console, *, label: str = "train") -> None:
                 evaluated = finished or state.step % config.train.evaluate_every == 0
                 record |= routers.record(load=evaluated)
                 if evaluated:
-                    record["val_loss"] = held_out_loss(
-                        model,
-                        held_out_batches(
-                            data.held_out,
-                            context=config.model.context,
-                            batch_sequences=config.train.micro_batch,
-                            tokens=config.train.evaluate_tokens,
-                            document_mask=config.data.document_mask,
-                            eos_id=data.eos_id,
-                            masking=masking(config, data),
-                        ),
-                        computation,
-                    )
+                    record |= held_out_losses(model, config, data, computation)
+                    record |= source_progress(stream, data, state.step)
                     _require_finite_evaluation(record["val_loss"], state.step)
                 monitor.step(record)
                 if finished or stop.name or state.step % config.train.checkpoint_every == 0:
@@ -164,14 +157,17 @@ def train(config: RunConfig, console: Console, *, label: str = "train") -> None:
                         f"stopped by {stop.name}: step {saved_step} of {config.train.steps} is saved in {folder.path}; "
                         "the same command goes on from there"
                     )
+        for name, epochs in record.get("source_epochs", {}).items():
+            say(f"{name}: {record['source_tokens'][name]:,} tokens, {epochs:.3f} epochs")
         say(f"held-out loss {record['val_loss']:.4f} after {state.step} steps, {monitor.rate:,.0f} tokens/s")
 
 
-def _require_vocabulary(config: RunConfig, data: TokenData) -> None:
-    if config.data.vocab_size not in {None, data.vocab_size}:
+def _require_no_more(step: int, config: RunConfig) -> None:
+    """A run is not cut short by asking for fewer steps than it has done."""
+    if step > config.train.steps:
         raise ConfigError(
-            f"data.vocab_size: the configuration says {config.data.vocab_size}, the data in {config.data.path} has "
-            f"{data.vocab_size}; prepare it with the right tokenizer, or set data.vocab_size=null"
+            f"train.steps: {config.out} holds a run of {step} steps, and {config.train.steps} are asked for; choose "
+            "another `out`"
         )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from entasis.errors import EntasisError
 from entasis.model.transformer import Transformer
@@ -42,22 +41,23 @@ class TrainState:
             },
         )
 
-    def restore(self, checkpoint: Checkpoint) -> None:
-        """Takes over a checkpoint's state.
+    def restore(self, checkpoint: Checkpoint, *, other_data: bool = False) -> None:
+        """Takes over a checkpoint's state; with `other_data` also one that was trained on other data.
 
         Raises:
             EntasisError: the checkpoint is of another shape, block or data, even where all tensors would fit.
         """
-        _require_equal("data", checkpoint.state["data_fingerprint"], self.data_fingerprint, checkpoint.step)
+        if not other_data:
+            _require_same_data(checkpoint.state["data_fingerprint"], self.data_fingerprint, checkpoint.step)
         restore_model(self.model, checkpoint)
         self.optimizer.load_state(checkpoint.optimizer)
         self.step = checkpoint.step
         self.tokens = checkpoint.state["tokens"]
 
 
-def _require_equal(what: str, saved: Any, given: Any, step: int) -> None:  # noqa: ANN401 - plain data
+def _require_same_data(saved: str, given: str, step: int) -> None:
     if saved != given:
         raise EntasisError(
-            f"the checkpoint of step {step} was trained on other {what} (fingerprint {saved}, now {given}); "
-            f"restore the {what}, or choose another `out`"
+            f"the checkpoint of step {step} was trained on other data (fingerprint {saved}, now {given}); restore the "
+            "data, choose another `out`, or go on with the new data by --accept-data-change"
         )
