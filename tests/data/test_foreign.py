@@ -62,12 +62,12 @@ def write_megatron(
 
 def tokens(split: Any) -> list[int]:
     assert isinstance(split, TokenSplit)
-    return split.read(0, split.tokens).tolist()
+    return [int(token) for token in split.read(0, split.tokens)]
 
 
 def starts(split: Any) -> list[int]:
     assert isinstance(split, TokenSplit)
-    return split.document_starts(0, split.tokens).tolist()
+    return [int(start) for start in split.document_starts(0, split.tokens)]
 
 
 def open_pair(kind: Any, train: Path, held_out: Path | float | None = None, **settings: Any) -> TokenSource:

@@ -21,8 +21,8 @@ def record_data(folder: RunFolder, data: TokenSource) -> None:
     write_json(folder.data_file, {"fingerprint": data.fingerprint, "files": _states(data)})
 
 
-def check_data(folder: RunFolder, data: TokenSource, say: Callable[[str], None]) -> None:
-    """Compares the files with `data.json`, if that is there and of this data.
+def check_data(folder: RunFolder, data: TokenSource, say: Callable[[str], None], *, accept: bool = False) -> None:
+    """Compares the files with `data.json`, if that is there and of this data; with `accept`, what changed is only said.
 
     Raises:
         EntasisError: a file's content is not what its checksum says; names it.
@@ -41,10 +41,10 @@ def check_data(folder: RunFolder, data: TokenSource, say: Callable[[str], None])
         if file.sha256 is None:
             say(f"{file.path}: has no checksum; its length and samples of it are as they were")
         elif file_sha256(file.path) != file.sha256:
-            raise EntasisError(
-                f"{file.path}: changed since the run began, and is not what the manifest says; restore it "
-                "(`entasis data check` tells what else is wrong)"
-            )
+            change = f"{file.path}: changed since the run began, and is not what the manifest says"
+            if not accept:
+                raise EntasisError(f"{change}; restore it (`entasis data check` tells what else is wrong)")
+            say(f"{change}; accepted")
 
 
 def _states(data: TokenSource) -> dict[str, list[int]]:
