@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from entasis.evaluate import sources
 from entasis.run import checkpoint as checkpoint_module
 from entasis.run.config import RunConfig, parse_config
 from entasis.run.folder import RunFolder
@@ -210,7 +211,7 @@ _PLACES: tuple[tuple[object, str], ...] = (
     (os, "mkdir"),
     (checkpoint_module, "save_file"),
     (loop, "summed_cross_entropy"),
-    (loop, "held_out_loss"),
+    (sources, "held_out_loss"),
     (loop, "save_checkpoint"),
     (RunFolder, "append_metrics"),
     (RunFolder, "sync_metrics"),

@@ -25,7 +25,10 @@ def _group() -> None:
 @data.command()
 def check(
     path: Annotated[
-        list[str], typer.Argument(help="Prepared folders; with --format, files or globs.", show_default=False)
+        list[str],
+        typer.Argument(
+            help="Prepared folders or addresses of them; with --format, files or globs.", show_default=False
+        ),
     ],
     kind: Annotated[str, typer.Option("--format", help=f"Whose files these are: {', '.join(_FORMATS)}.")] = "entasis",
     vocab_size: Annotated[
@@ -67,8 +70,10 @@ def check(
 def _findings(path: str, kind: str, vocab_size: int | None, eos_id: int | None) -> Iterator[Finding]:
     if kind == "entasis":
         from entasis.data.check import check_prepared
+        from entasis.data.remote import fetch_prepared, is_remote
 
-        return check_prepared(Path(path))
+        folder = fetch_prepared(path, None, lambda line: typer.echo(line, err=True)) if is_remote(path) else Path(path)
+        return check_prepared(folder)
     from entasis.data.check_foreign import check_foreign
 
     return check_foreign(kind, path, vocab_size, eos_id)  # type: ignore[arg-type]  # one of the formats, as checked

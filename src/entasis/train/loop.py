@@ -77,10 +77,10 @@ def train(config: RunConfig, console: Console, *, label: str = "train", accept_d
         if checkpoint is not None:
             state.restore(checkpoint, other_data=accept_data_change)
             _require_no_more(state.step, config)
-            check_data(folder, data, say, accept=accept_data_change)
             if state.step == config.train.steps:
                 say(f"{folder.path}: already finished, {state.step} of {config.train.steps} steps")
                 return
+            check_data(folder, data, say, accept=accept_data_change)
             say(f"{folder.path}: goes on after step {state.step} of {config.train.steps}")
             if checkpoint.state["data_fingerprint"] != data.fingerprint:
                 changes.append(f"the data, as accepted: {checkpoint.state['data_fingerprint']} -> {data.fingerprint}")
