@@ -7,11 +7,15 @@ import sys
 
 
 def run() -> None:
-    """Entry point. The command line is imported inside, so that Ctrl-C has one line from the first moment on."""
+    """Entry point. The command line is imported inside, so that Ctrl-C and a scheduler's signal have one line
+    from the first moment on."""
     try:
-        from entasis.cli.main import run_command
+        from entasis.train.interrupt import leaving_on_signals
 
-        status = run_command(sys.argv[1:])
+        with leaving_on_signals():
+            from entasis.cli.main import run_command
+
+            status = run_command(sys.argv[1:])
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # an impatient second one must not cut the line short
         print("error: interrupted", file=sys.stderr)

@@ -109,9 +109,11 @@ def test_a_run_that_diverges_ends_with_one(config: Path, command: Command) -> No
     assert errors.startswith("error: step ")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("number", "expected"), [(signal.SIGINT, 1), (signal.SIGTERM, 75), (signal.SIGUSR1, 75)], ids=str
+)
 def test_a_signal_ends_with_a_line_that_says_how_to_go_on(
-    number: signal.Signals, config: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+    number: signal.Signals, expected: int, config: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = vars(loop)["learning_rate"]
 
@@ -123,7 +125,7 @@ def test_a_signal_ends_with_a_line_that_says_how_to_go_on(
     with monkeypatch.context() as patch:
         patch.setattr(loop, "learning_rate", share)
         status, said, errors = command("train", str(config))
-    assert status == 1
+    assert status == expected, "a scheduler's script starts it again, and Ctrl-C is a person's"
     assert "done" not in said, "fewer updates than asked is not success"
     assert errors == (
         f"error: stopped by {number.name}: step 2 of 4 is saved in {_out(config)}; "
@@ -132,6 +134,28 @@ def test_a_signal_ends_with_a_line_that_says_how_to_go_on(
     status, said, _ = command("train", str(config))
     assert status == 0
     assert "goes on after step 2 of 4" in said
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_schedulers_signal_outside_the_steps_asks_for_another_start(
+    number: signal.Signals, config: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a checkpoint is read: the signal must not pass for a damaged file, and nothing is changed."""
+    command("train", str(config), "-s", "train.steps=2")
+    original = vars(loop)["load_newest"]
+    handlers = [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGUSR1)]
+
+    def load(*args: Any) -> Any:
+        os.kill(os.getpid(), number)
+        return original(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "load_newest", load)
+        status, said, errors = command("train", str(config))
+    assert (status, said) == (75, "")
+    assert errors == f"error: stopped by {number.name}: what is saved is kept; the same command goes on from there\n"
+    assert [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGUSR1)] == handlers
+    assert "goes on after step 2 of 4" in command("train", str(config))[1]
 
 
 @pytest.mark.slow

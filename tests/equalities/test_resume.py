@@ -59,7 +59,7 @@ def _at_each_call(monkeypatch: pytest.MonkeyPatch, where: object, name: str, act
     monkeypatch.setattr(where, name, wrapped)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
 def test_a_signal_at_every_step(
     number: signal.Signals,
     make_config: MakeConfig,
@@ -71,7 +71,7 @@ def test_a_signal_at_every_step(
 ) -> None:
     """Twelve processes in a row, each stopped in its first step: at epochs' ends (5, 10), on and off saved steps."""
     config = make_config()
-    handlers = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
+    handlers = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)]
     for step in range(1, 12):
         with monkeypatch.context() as patch:
             _at_each_call(
@@ -82,7 +82,7 @@ def test_a_signal_at_every_step(
         assert outcome(Path(config.out)).step == step
     train(config, quiet)
     assert_same_bits(outcome(Path(config.out)), whole)
-    assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == handlers
+    assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)] == handlers
 
 
 @pytest.mark.parametrize("stops", [range(1, 24), range(2, 24, 5), range(23, 24)], ids=["every", "some", "last"])

@@ -151,19 +151,51 @@ def _locked(run: Path) -> bool:
     return False
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
-def test_a_signal_saves_every_run(begun: tuple[subprocess.Popen[str], Path], number: signal.Signals) -> None:
+def _assert_saved(runs: Path) -> None:
+    for run in runs.iterdir():
+        assert list((run / "checkpoints").glob("step-*")), "not saved"
+        assert not _locked(run)
+
+
+@pytest.mark.parametrize(
+    ("number", "status"),
+    [
+        (signal.SIGTERM, 75),
+        pytest.param(signal.SIGINT, 1, marks=pytest.mark.slow),
+        pytest.param(signal.SIGUSR1, 75, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_a_signal_saves_every_run(
+    begun: tuple[subprocess.Popen[str], Path], number: signal.Signals, status: int
+) -> None:
     process, runs = begun
     process.send_signal(number)
     _, errors = process.communicate(timeout=60)
-    assert process.returncode == 1
+    assert process.returncode == status
     assert (
         errors.splitlines()[-1]
         == f"error: stopped by {number.name}: every run is saved; the same command goes on from there"
     )
-    for run in runs.iterdir():
-        assert list((run / "checkpoints").glob("step-*")), "not saved"
-        assert not _locked(run)
+    _assert_saved(runs)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("study_first", [True, False])
+def test_a_signal_to_every_process_saves_every_run(
+    begun: tuple[subprocess.Popen[str], Path], number: signal.Signals, study_first: bool
+) -> None:
+    """As schedulers send it: the workers get it from outside, and then from the study once more."""
+    process, runs = begun
+    owners = [int((run / ".lock").read_text(encoding="utf-8")) for run in runs.iterdir()]
+    assert process.pid not in owners
+    for owner in [process.pid, *owners] if study_first else [*owners, process.pid]:
+        os.kill(owner, number)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 75, errors
+    assert errors.splitlines()[-1].startswith("error: ")
+    assert f"stopped by {number.name}" in errors.splitlines()[-1]
+    _assert_saved(runs)
 
 
 def test_workers_do_not_outlive_a_killed_study(begun: tuple[subprocess.Popen[str], Path]) -> None:

@@ -1,7 +1,7 @@
 """The command line: one small file per command; every error becomes one line and an exit status.
 
-0: done. 1: failed. 2: wrong usage or configuration. The files of the commands import nothing heavy at the top, so that
-`entasis --help` answers at once.
+0: done. 1: failed. 2: wrong usage or configuration. 75: stopped by a scheduler, and may be started again. The files of
+the commands import nothing heavy at the top, so that `entasis --help` answers at once.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -22,7 +23,7 @@ from entasis.run.checkpoint import NonFiniteError
 from entasis.run.config import RunConfig, parse_config
 from entasis.run.folder import RunFolder
 from entasis.settings import parse_yaml
-from entasis.train.interrupt import Interrupted, StopRequest
+from entasis.train.interrupt import FROM_SCHEDULERS, Interrupted, Preempted, StopRequest
 from entasis.train.loop import train
 
 _PROTOCOL = ("steps", "evaluate_every", "evaluate_tokens")
@@ -51,7 +52,7 @@ def train_jobs(
 
     Raises:
         ConfigError: a folder holds a run that was trained or evaluated otherwise.
-        Interrupted: a signal asked to stop; the state of every run is saved.
+        Interrupted: a signal asked to stop; the state of every run is saved. Preempted, where a scheduler sent it.
         EntasisError: a run failed; the line names it.
     """
     if workers == 1:
@@ -59,24 +60,23 @@ def train_jobs(
             yield number, _divergence(job, _outcome(job, console))
         return
     waiting = deque(enumerate(jobs))
-    crew = [_Worker() for _ in range(min(workers, len(jobs)))]
-    try:
-        with StopRequest() as stop:
+    with StopRequest() as stop:
+        crew = [_Worker() for _ in range(min(workers, len(jobs)))]
+        try:
             while waiting or any(worker.job for worker in crew):
                 for worker in crew:
                     if worker.job is None and waiting:
                         worker.give(*waiting.popleft())
                 busy = {worker.connection: worker for worker in crew if worker.job}
-                for connection in wait(list(busy), _LISTEN_SECONDS):
+                ended = wait(list(busy), _LISTEN_SECONDS)
+                if stop.name:  # before what has ended: a scheduler's signal may have gone to the workers as well
+                    raise stop.stopped("every run is saved")
+                for connection in ended:
                     assert isinstance(connection, Connection)
                     number, job, outcome = busy[connection].take()
                     yield number, _divergence(job, outcome)
-                if stop.name:
-                    raise Interrupted(
-                        f"stopped by {stop.name}: every run is saved; the same command goes on from there"
-                    )
-    finally:
-        _dismiss(crew)
+        finally:
+            _dismiss(crew)
 
 
 def share_cores(config: RunConfig, workers: int) -> RunConfig:
@@ -166,6 +166,8 @@ class _Worker:
 
     def _gone(self, job: Job) -> EntasisError:
         self.process.join()
+        if -(self.process.exitcode or 0) in FROM_SCHEDULERS:  # it got the signal before this process did
+            return Preempted(f"{job.label}: stopped by a signal; what is saved is kept; the same command goes on")
         return EntasisError(
             f"{job.label}: its worker process ended (exit status {self.process.exitcode}; out of memory?); "
             "finished runs are kept, and the same command goes on from there"
@@ -192,7 +194,9 @@ def _work(connection: Connection, lifeline: Connection) -> None:
         job = Job(parse_config(parse_yaml(text, label)), label)
         try:
             connection.send(_outcome(job, console))
-        except Interrupted:
+        except Interrupted as stopped:  # by the study, which listens no more, or by whoever signals all processes
+            with suppress(ConnectionError):
+                connection.send(stopped)
             return
 
 

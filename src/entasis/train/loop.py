@@ -26,7 +26,7 @@ from entasis.run.folder import RunFolder
 from entasis.run.objective import masking
 from entasis.run.open_data import open_data
 from entasis.shape.budget import budget
-from entasis.train.interrupt import Interrupted, StopRequest
+from entasis.train.interrupt import StopRequest
 from entasis.train.monitor import Monitor, Throughput
 from entasis.train.optimizer import Optimizer
 from entasis.train.peaks import peak_flops
@@ -42,7 +42,7 @@ def train(config: RunConfig, console: Console, *, label: str = "train", accept_d
 
     Raises:
         ConfigError: the folder holds another run, or the device is not there.
-        Interrupted: a signal asked to stop; the state is saved.
+        Interrupted: a signal asked to stop; the state is saved. Preempted, where a scheduler sent it.
         NonFiniteError: a loss, gradient or weight was not finite; the last good checkpoint is kept.
     """
     folder = RunFolder(Path(config.out))
@@ -153,10 +153,7 @@ def train(config: RunConfig, console: Console, *, label: str = "train", accept_d
                     save_checkpoint(folder.checkpoints, state.to_checkpoint(), config.train.keep_checkpoints)
                     saved_step = state.step
                 if stop.name:  # also after the last step: what called this, a comparison say, has to stop
-                    raise Interrupted(
-                        f"stopped by {stop.name}: step {saved_step} of {config.train.steps} is saved in {folder.path}; "
-                        "the same command goes on from there"
-                    )
+                    raise stop.stopped(f"step {saved_step} of {config.train.steps} is saved in {folder.path}")
         for name, epochs in record.get("source_epochs", {}).items():
             say(f"{name}: {record['source_tokens'][name]:,} tokens, {epochs:.3f} epochs")
         say(f"held-out loss {record['val_loss']:.4f} after {state.step} steps, {monitor.rate:,.0f} tokens/s")
