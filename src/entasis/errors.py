@@ -15,6 +15,10 @@ class ConfigError(EntasisError):
     exit_status = 2
 
 
+class StorageError(EntasisError):
+    """A disk refused to write: it is full, say. It may not refuse the next time."""
+
+
 class ShapeError(EntasisError):
     """A shape cannot be built as asked; the line names the layer (counted from 1) and the numbers."""
 

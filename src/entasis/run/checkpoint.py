@@ -27,7 +27,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from entasis.errors import EntasisError
+from entasis.errors import EntasisError, StorageError
 from entasis.run.files import sync_file, sync_folder, write_json
 
 FORMAT = "entasis-checkpoint-1"
@@ -59,7 +59,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, keep: int) -> Path:
 
     Raises:
         NonFiniteError: a weight is not finite; nothing is written and nothing removed.
-        EntasisError: the disk refuses; the older checkpoints are kept.
+        StorageError: the disk refuses; the older checkpoints are kept.
     """
     _refuse_non_finite(checkpoint)
     final = folder / f"step-{checkpoint.step:08d}"
@@ -74,7 +74,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, keep: int) -> Path:
         sync_folder(folder)
     except (OSError, SafetensorError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
-        raise EntasisError(
+        raise StorageError(
             f"{final}: cannot be written ({reason}); the older checkpoints are kept; make room or mend the rights, "
             "and start the same command again"
         ) from None

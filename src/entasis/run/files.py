@@ -4,17 +4,30 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from entasis.errors import EntasisError
 
 
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Puts the file's name to what the system refuses: a write to a full disk fails without one."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
+
+
 def write_text(path: Path, text: str) -> None:
     """Writes a file by temporary name, fsync and rename: readers see the old or the new content, never a part."""
     temporary = path.with_name(f".{path.name}.tmp")  # one name, so that what a killed process left is written over
     try:
-        with temporary.open("w", encoding="utf-8") as file:
+        with naming(path), temporary.open("w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())

@@ -16,7 +16,7 @@ from typing import Any
 
 from entasis.errors import ConfigError, EntasisError, ShapeError
 from entasis.run.config import RunConfig, parse_config
-from entasis.run.files import read_object, write_json, write_text
+from entasis.run.files import naming, read_object, write_json, write_text
 from entasis.settings import read_yaml
 from entasis.shape.records import Shape
 
@@ -89,10 +89,11 @@ class RunFolder:
                 raise EntasisError(
                     f"{self.path}: process {owner} is working in this run folder; wait for it or choose another `out`"
                 ) from None
-            file.seek(0)
-            file.truncate()
-            file.write(str(os.getpid()))
-            file.flush()
+            with naming(self.path / ".lock"):
+                file.seek(0)
+                file.truncate()
+                file.write(str(os.getpid()))
+                file.flush()
             yield
 
     def require_study(self, setting: str = "out") -> None:
@@ -189,13 +190,12 @@ class RunFolder:
 
     def append_metrics(self, record: Mapping[str, Any]) -> None:
         """Adds one record; `sync_metrics` makes it last."""
-        with self.metrics_file.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
+        _append(self.metrics_file, json.dumps(record) + "\n")
 
     def sync_metrics(self) -> None:
         """Forces the records to the disk, before a checkpoint that includes their steps is announced."""
         if self.metrics_file.exists():
-            with self.metrics_file.open("ab") as file:
+            with naming(self.metrics_file), self.metrics_file.open("ab") as file:
                 os.fsync(file.fileno())
 
     def read_metrics(self) -> list[dict[str, Any]]:
@@ -223,8 +223,12 @@ class RunFolder:
 
     def log(self, line: str) -> None:
         """Adds a line with the time to `log.txt`."""
-        with self.log_file.open("a", encoding="utf-8") as file:
-            file.write(f"{datetime.now(UTC).isoformat(timespec='seconds')} {line}\n")
+        _append(self.log_file, f"{datetime.now(UTC).isoformat(timespec='seconds')} {line}\n")
+
+
+def _append(path: Path, text: str) -> None:
+    with naming(path), path.open("a", encoding="utf-8") as file:
+        file.write(text)
 
 
 def _compare(saved: dict[str, Any], given: dict[str, Any], folder: Path) -> list[str]:

@@ -1,7 +1,7 @@
 """Stopping on a signal: the step in hand is finished, the state saved, and only then does the run leave.
 
-SIGINT is a person's Ctrl-C. SIGTERM and SIGUSR1 are what schedulers send before they take a machine away or a time limit
-ends; after them the exit status says that the same command, started again, goes on.
+SIGINT is a person's Ctrl-C. SIGTERM and SIGUSR1 are what schedulers send before they take a machine away or a time
+limit ends; after them the exit status says that the same command, started again, goes on.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ from entasis.run.checkpoint import NonFiniteError, load_newest, remove_leftovers
 from entasis.run.config import RunConfig
 from entasis.run.data_files import check_data, record_data
 from entasis.run.environment import device_name, environment_record
+from entasis.run.files import naming
 from entasis.run.folder import RunFolder
 from entasis.run.objective import masking
 from entasis.run.open_data import open_data
@@ -92,7 +93,8 @@ def train(config: RunConfig, console: Console, *, label: str = "train", accept_d
         folder.write(config, design.shape, environment)
         record_data(folder, data)
         if tokenizer := data.tokenizer():
-            tokenizer.save(folder.tokenizer)
+            with naming(folder.tokenizer):
+                tokenizer.save(folder.tokenizer)
         saved_step = state.step
 
         hidden = torch.compile(model.hidden) if config.train.compile else model.hidden

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from statistics import median
 from typing import Any
@@ -82,7 +83,8 @@ class Monitor:
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         self._progress.stop()
         if isinstance(error, EntasisError):
-            self._folder.log(str(error))
+            with suppress(OSError):  # on a full disk, what filled it is the error to show
+                self._folder.log(str(error))
 
     def step(self, record: dict[str, Any]) -> None:
         """A step is done: its record goes to the metrics, its numbers to the progress bar."""
