@@ -17,6 +17,9 @@ def train(
     setting: Annotated[
         list[str] | None, typer.Option("-s", "--set", help="Set a key, as train.steps=100. Repeatable.")
     ] = None,
+    max_restarts: Annotated[
+        int, typer.Option(min=0, help="How often to go back to the newest good checkpoint by itself after a failure.")
+    ] = 0,
     plan: Annotated[bool, typer.Option("--plan", help="Print what it would cost, and train nothing.")] = False,
     accept_data_change: Annotated[
         bool, typer.Option("--accept-data-change", help="Go on though the data is not that of the checkpoint.")
@@ -37,10 +40,10 @@ def train(
         raise ConfigError("--on, --mfu: they say what a plan is for; add --plan")
     from rich.console import Console
 
-    from entasis.train.loop import train as train_run
+    from entasis.train.restart import train_with_restarts
 
     console = Console()
-    train_run(run_config, console, accept_data_change=accept_data_change)
+    train_with_restarts(run_config, console, max_restarts=max_restarts, accept_data_change=accept_data_change)
     console.print(f"done: {run_config.out}", markup=False, highlight=False, soft_wrap=True)
 
 

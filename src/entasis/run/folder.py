@@ -38,6 +38,7 @@ _MAY_CHANGE = {
     ("train", "evaluate_tokens"),
     ("train", "checkpoint_every"),
     ("train", "keep_checkpoints"),
+    ("train", "skip_bad_steps"),
     ("train", "device"),
     ("train", "threads"),
     ("train", "compile"),

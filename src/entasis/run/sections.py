@@ -180,6 +180,8 @@ class TrainSection(Section):
     evaluate_tokens: _Count = 65_536
     checkpoint_every: _Count = 50
     keep_checkpoints: _Count = 3
+    skip_bad_steps: Annotated[int, Field(ge=0, le=2**40)] = 0
+    """How many steps of a run whose loss or gradient is not finite are left out; the next one ends it."""
 
 
 class OptimizerSection(Section):

@@ -164,7 +164,11 @@ def _run_result(folder: Path, seed: int, config: RunConfig, bytes_per_token: flo
         seed=seed,
         folder=folder.relative_to(config.out).as_posix(),
         curve=curve,
-        train_curve=[TrainPoint(step=r["step"], train_loss=r["train_loss"]) for r in records[stride - 1 :: stride]],
+        train_curve=[
+            TrainPoint(step=r["step"], train_loss=r["train_loss"])
+            for r in records[stride - 1 :: stride]
+            if "train_loss" in r
+        ],
         final_val_loss=final,
         final_bits_per_byte=None
         if bytes_per_token is None or config.mask_share is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -129,22 +129,25 @@ def train(config: RunConfig, console: Console, *, label: str = "train", accept_d
                     routers.added_to(part_loss).backward()  # type: ignore[no-untyped-call]
                     loss += part_loss.detach()
                 norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.optimizer.clip or math.inf)
-                _require_finite(loss.item(), norm.item(), state, stream)
-                state.optimizer.step(rate)
+                numbers = {"train_loss": loss.item(), "grad_norm": norm.item()}
+                skipped = _skipped(numbers["train_loss"], numbers["grad_norm"], state, stream, config, say)
+                if skipped:
+                    model.zero_grad(set_to_none=True)
+                else:
+                    state.optimizer.step(rate)
                 state.step += 1
                 state.tokens += tokens_per_step
 
                 record: dict[str, Any] = {
                     "step": state.step,
                     "tokens": state.tokens,
-                    "train_loss": loss.item(),
+                    **({"skipped": True} if skipped else numbers),
                     "learning_rate": rate,
-                    "grad_norm": norm.item(),
                     "tokens_per_second": throughput.stop(),
                 }
                 finished = state.step == config.train.steps
                 evaluated = finished or state.step % config.train.evaluate_every == 0
-                record |= routers.record(load=evaluated)
+                record |= {} if skipped else routers.record(load=evaluated)
                 if evaluated:
                     record |= held_out_losses(model, config, data, computation)
                     record |= source_progress(stream, data, state.step)
@@ -158,7 +161,8 @@ def train(config: RunConfig, console: Console, *, label: str = "train", accept_d
                     raise stop.stopped(f"step {saved_step} of {config.train.steps} is saved in {folder.path}")
         for name, epochs in record.get("source_epochs", {}).items():
             say(f"{name}: {record['source_tokens'][name]:,} tokens, {epochs:.3f} epochs")
-        say(f"held-out loss {record['val_loss']:.4f} after {state.step} steps, {monitor.rate:,.0f} tokens/s")
+        left_out = f" ({len(state.skipped)} left out)" if state.skipped else ""
+        say(f"held-out loss {record['val_loss']:.4f} after {state.step} steps{left_out}, {monitor.rate:,.0f} tokens/s")
 
 
 def _require_no_more(step: int, config: RunConfig) -> None:
@@ -175,14 +179,23 @@ def _micro_batches(batch: Batch, sequences: int) -> Iterator[Batch]:
         yield batch.part(start, start + sequences)
 
 
-def _require_finite(loss: float, norm: float, state: TrainState, stream: BatchStream) -> None:
-    """Stops before the update; nothing that the step computed reaches the weights."""
-    if not (math.isfinite(loss) and math.isfinite(norm)):
-        raise NonFiniteError(
-            f"step {state.step + 1}: loss {loss:g}, gradient norm {norm:g} (after {state.tokens:,} tokens; "
-            f"{stream.describe(state.step)}); the update was not made and the last checkpoint is kept; lower "
-            "optimizer.learning_rate, or look at the data there"
-        )
+def _skipped(
+    loss: float, norm: float, state: TrainState, stream: BatchStream, config: RunConfig, say: Callable[[str], None]
+) -> bool:
+    """Whether the step is left out. Stops before the update; nothing that the step computed reaches the weights."""
+    if math.isfinite(loss) and math.isfinite(norm):
+        return False
+    what = f"step {state.step + 1}: loss {loss:g}, gradient norm {norm:g}"
+    where = f"after {state.tokens:,} tokens; {stream.describe(state.step)}"
+    allowed = config.train.skip_bad_steps
+    if len(state.skipped) < allowed:
+        state.skipped.append(state.step + 1)
+        say(f"{what} ({where}); left out, {len(state.skipped)} of at most {allowed} (train.skip_bad_steps)")
+        return True
+    raise NonFiniteError(
+        f"{what} ({where}); the update was not made and the last checkpoint is kept; lower optimizer.learning_rate, or "
+        "look at the data there" + (f"; {allowed} steps are left out already" if allowed else "")
+    )
 
 
 def _require_finite_evaluation(loss: float, step: int) -> None:

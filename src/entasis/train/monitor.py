@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -67,6 +68,7 @@ class Monitor:
         self._peak = peak
         self._flops_per_token = flops_per_token
         self._recent: list[float] = []
+        self._train_loss = math.nan
         self._val_loss: float | None = None
         self._progress = Progress(
             BarColumn(bar_width=20),
@@ -90,13 +92,14 @@ class Monitor:
         """A step is done: its record goes to the metrics, its numbers to the progress bar."""
         self._folder.append_metrics(record)
         self._recent = [*self._recent[1 - _RECENT_STEPS :], record["tokens_per_second"]]
+        self._train_loss = record.get("train_loss", self._train_loss)  # a step that was left out has none
         if "val_loss" in record:
             self._val_loss = record["val_loss"]
-            line = f"step {record['step']}: train loss {record['train_loss']:.4f}, held-out loss {self._val_loss:.4f}"
+            line = f"step {record['step']}: train loss {self._train_loss:.4f}, held-out loss {self._val_loss:.4f}"
             self._folder.log(line)
             if not self._console.is_terminal:  # no bar there, but a cluster's log should show progress
                 self._console.print(f"{self._label}: {line}", markup=False, highlight=False, soft_wrap=True)
-        numbers = f"loss {record['train_loss']:.3f}  {self.rate:,.0f} tokens/s{self._utilisation()}"
+        numbers = f"loss {self._train_loss:.3f}  {self.rate:,.0f} tokens/s{self._utilisation()}"
         numbers += "" if self._val_loss is None else f"  held-out {self._val_loss:.3f}"
         self._progress.update(self._task, completed=record["step"], numbers=numbers)
 

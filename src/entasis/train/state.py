@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from entasis.errors import EntasisError
 from entasis.model.transformer import Transformer
@@ -26,6 +26,8 @@ class TrainState:
     """Optimizer steps taken."""
     tokens: int = 0
     """Tokens read by them."""
+    skipped: list[int] = field(default_factory=list)
+    """Steps (counted from 1) that were left out, since their loss or gradient was not finite."""
 
     def to_checkpoint(self) -> Checkpoint:
         """The state as it stands."""
@@ -38,6 +40,7 @@ class TrainState:
                 "shape": self.model.shape.to_dict(),
                 "block": self.model.config.to_dict(),
                 "data_fingerprint": self.data_fingerprint,
+                "skipped": list(self.skipped),
             },
         )
 
@@ -53,6 +56,10 @@ class TrainState:
         self.optimizer.load_state(checkpoint.optimizer)
         self.step = checkpoint.step
         self.tokens = checkpoint.state["tokens"]
+        skipped = checkpoint.state.get("skipped", [])
+        if not isinstance(skipped, list) or any(type(step) is not int for step in skipped):
+            raise EntasisError(f"the checkpoint of step {checkpoint.step}: skipped is not a list of steps")
+        self.skipped = list(skipped)
 
 
 def _require_same_data(saved: str, given: str, step: int) -> None:
