@@ -29,8 +29,8 @@ Place = tuple[str | int, ...]
 _JUNK: tuple[Any, ...] = (
     None, True, False, 0, -1, 1, 2, 3, 7, 2**31, 2**40, 2**70, -(2**70), 0.5, -0.0, 1.0, 1.5, 1e300, 1e-300,
     float("nan"), float("inf"), -float("inf"), "", " ", "auto", "none", "x" * 300, "1e5", "3", "ü\n\t\0", "\u2028",
-    "../x", "/dev/null", "/dev/null/x", "no/such/file", [], [[]], [None], [0], [1, 2], [1, 2, 3], ["a", "b"], list(range(300)),
-    {}, {"": {}}, {"a": 1}, {"family": "prism"}, {"a": {"b": [1, {"c": None}]}}, {"widths": [1, 2]},
+    "../x", "/dev/null", "/dev/null/x", "no/such/file", [], [[]], [None], [0], [1, 2], [1, 2, 3], ["a", "b"],
+    list(range(300)), {}, {"": {}}, {"a": 1}, {"family": "prism"}, {"a": {"b": [1, {"c": None}]}}, {"widths": [1, 2]},
 )  # fmt: skip
 _LAYER = {"width": 32, "heads": 4, "kv_heads": 2, "head_dim": 8, "mlp_hidden": 32}
 _SHAPES: tuple[dict[str, Any], ...] = (
@@ -75,6 +75,7 @@ def _base(data: Path, folder: Path, shape: dict[str, Any] = _SHAPES[0]) -> dict[
             "tune": {"learning_rate": [1e-3, 3e-3], "seed": 9},
             "contrasts": {"narrow": {"of": ["wider"], "against": ["uniform"]}},
         },
+        "track": {"wandb": {"project": "p", "mode": "offline"}},
         "transfer": {"widths": [16, 32], "learning_rate": [1e-3, 2e-3, 4e-3], "base_width": 16},
     }
     whole = parse_config(given)

@@ -22,6 +22,7 @@ from entasis.run.sections import (
     OptimizerSection,
     ScheduleSection,
     Section,
+    TrackSection,
     TrainSection,
     TransferSection,
 )
@@ -50,6 +51,7 @@ class RunConfig(Section):
     train: TrainSection
     optimizer: OptimizerSection = OptimizerSection()
     schedule: ScheduleSection = ScheduleSection()
+    track: TrackSection = TrackSection()
     out: FilePath
     compare: CompareSection | None = None
     transfer: TransferSection | None = None

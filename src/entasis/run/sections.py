@@ -233,6 +233,28 @@ _SCHEDULES_OF = {
 """Settings that only some schedules have."""
 
 
+class WandbSection(Section):
+    """Where Weights & Biases puts a run."""
+
+    project: Annotated[str, Field(min_length=1, max_length=128)]
+    mode: Literal["online", "offline"] = "online"
+    """offline: kept in `wandb/` of the run folder, for `wandb sync`."""
+
+    @field_validator("project")
+    @classmethod
+    def _project_is_text(cls, project: str) -> str:
+        if not is_text(project):
+            raise ValueError("not text that can be written as UTF-8")
+        return project
+
+
+class TrackSection(Section):
+    """Mirrors of `metrics.jsonl`; none of them can stop a run."""
+
+    tensorboard: bool = False
+    wandb: WandbSection | None = None
+
+
 class MatchSection(Section):
     """On which budget compared shapes must be equal."""
 

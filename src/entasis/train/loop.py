@@ -34,6 +34,7 @@ from entasis.train.peaks import peak_flops
 from entasis.train.router import RouterStep
 from entasis.train.schedule import learning_rate
 from entasis.train.state import TrainState
+from entasis.train.track import Mirrors
 
 
 def train(config: RunConfig, console: Console, *, label: str = "train", accept_data_change: bool = False) -> None:  # noqa: PLR0915 - reads in one go
@@ -109,7 +110,7 @@ def train(config: RunConfig, console: Console, *, label: str = "train", accept_d
             flops_per_token=budget(design.shape, block).flops_per_token,
             peak=peak_flops(device_name(computation.device), computation.dtype),
         )
-        with monitor, StopRequest() as stop:
+        with monitor, Mirrors(config, folder, step=state.step, say=say) as mirrors, StopRequest() as stop:
             while state.step < config.train.steps:
                 throughput.start()
                 batch = stream.batch(state.step)
@@ -153,6 +154,7 @@ def train(config: RunConfig, console: Console, *, label: str = "train", accept_d
                     record |= source_progress(stream, data, state.step)
                     _require_finite_evaluation(record["val_loss"], state.step)
                 monitor.step(record)
+                mirrors.step(record)
                 if finished or stop.name or state.step % config.train.checkpoint_every == 0:
                     folder.sync_metrics()
                     save_checkpoint(folder.checkpoints, state.to_checkpoint(), config.train.keep_checkpoints)
