@@ -29,10 +29,12 @@ from torch import Tensor
 
 from entasis.errors import EntasisError, StorageError
 from entasis.run.files import sync_file, sync_folder, write_json
+from entasis.settings import shorten
 
 FORMAT = "entasis-checkpoint-1"
 _MARKER = "complete.json"
 _STATE_FIELDS = {"step": int, "tokens": int, "shape": dict, "block": dict, "data_fingerprint": str}
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,200}")
 _NAME = re.compile(r"step-(\d{8,})")
 
 
@@ -125,6 +127,10 @@ def verify_checkpoint(path: Path) -> None:
     Raises:
         EntasisError: names the first file that differs.
     """
+    if path.is_symlink():
+        raise EntasisError(f"{path}: a link; a checkpoint is a folder, and damaged if it is not")
+    if not _is_plain_file(path / _MARKER):
+        raise EntasisError(f"{path / _MARKER}: missing or damaged")
     try:
         marker = json.loads((path / _MARKER).read_text(encoding="utf-8"))
         form = marker["format"]
@@ -133,15 +139,23 @@ def verify_checkpoint(path: Path) -> None:
         raise EntasisError(f"{path / _MARKER}: missing or damaged") from None
     if form != FORMAT:
         raise EntasisError(f"{path}: format {form}, expected {FORMAT}; it was written by another version")
+    for name in expected:
+        if not _PLAIN_NAME.fullmatch(name):
+            raise EntasisError(f"{path / _MARKER}: {shorten(name)} is no name of a file in a checkpoint; it is damaged")
     for name in ("model.safetensors", "optimizer.safetensors", "state.json"):
         file = path / name
-        if name not in expected or not file.is_file():
-            raise EntasisError(f"{file}: missing")
+        if name not in expected or not _is_plain_file(file):
+            raise EntasisError(f"{file}: missing, or not a plain file")
         size, checksum = expected[name]
         if file.stat().st_size != size:
             raise EntasisError(f"{file}: {file.stat().st_size} bytes instead of {size}; the file is damaged")
         if _sha256(file) != checksum:
             raise EntasisError(f"{file}: checksum differs; the file is damaged")
+
+
+def _is_plain_file(file: Path) -> bool:
+    """Not a link, which can lead elsewhere, and not a pipe, on which a reader waits for ever."""
+    return file.is_file() and not file.is_symlink()
 
 
 def remove_leftovers(folder: Path) -> None:
@@ -167,7 +181,9 @@ def _read_state(file: Path, step: int) -> dict[str, Any]:
         if not isinstance(state, dict) or type(state.get(name)) is not kind:
             raise EntasisError(f"{file}: {name} is not what it should be; the file was altered")
     if state["step"] != step:
-        raise EntasisError(f"{file}: step {state['step']} in the folder of step {step}; the file was altered")
+        raise EntasisError(f"{file}: step {shorten(state['step'])} in the folder of step {step}; the file was altered")
+    if state["tokens"] < 0:
+        raise EntasisError(f"{file}: tokens is not what it should be; the file was altered")
     return dict(state)
 
 
@@ -200,6 +216,9 @@ def _step(path: Path) -> int:
 
 def _remove(path: Path) -> None:
     """Removes a checkpoint, under another name, so that a kill leaves a leftover and not half a checkpoint."""
+    if path.is_symlink():
+        path.unlink()
+        return
     doomed = path.with_name(f".{path.name}.old.tmp")
     path.rename(doomed)
     shutil.rmtree(doomed)

@@ -59,7 +59,7 @@ def load_run(path: Path, report: Callable[[str], None] = print) -> LoadedRun:
     checkpoint = load_newest(folder.checkpoints, report)
     if checkpoint is None:
         raise EntasisError(f"{path}: no checkpoint yet; `entasis train` goes on with this run")
-    model = Transformer(folder.read_shape(), ModelConfig.from_dict(checkpoint.state["block"]))
+    model = Transformer(folder.read_shape(), _design(checkpoint)[1])
     restore_model(model, checkpoint)
     foreign = config.data.sources[0].format != "entasis"
     tokenizer = None if foreign else load_tokenizer(folder.tokenizer)
@@ -72,12 +72,11 @@ def restore_model(model: Transformer, checkpoint: Checkpoint) -> None:
     Raises:
         EntasisError: shape or block differ, even where all tensors would fit; names the first layer that differs.
     """
-    saved = Shape.from_dict(checkpoint.state["shape"])
+    saved, block = _design(checkpoint)
     if saved != model.shape:
         raise EntasisError(
             f"the checkpoint of step {checkpoint.step} has another shape: {_difference(saved, model.shape)}"
         )
-    block = ModelConfig.from_dict(checkpoint.state["block"])
     if block != model.config:
         names = [name for name, value in block.to_dict().items() if value != model.config.to_dict()[name]]
         raise EntasisError(
@@ -96,6 +95,14 @@ def restore_model(model: Transformer, checkpoint: Checkpoint) -> None:
                     f"{tuple(tensor.shape)}"
                 )
             tensor.copy_(stored)
+
+
+def _design(checkpoint: Checkpoint) -> tuple[Shape, ModelConfig]:
+    """Shape and block of a checkpoint."""
+    try:
+        return Shape.from_dict(checkpoint.state["shape"]), ModelConfig.from_dict(checkpoint.state["block"])
+    except EntasisError as error:
+        raise EntasisError(f"the checkpoint of step {checkpoint.step} was altered: {error}") from None
 
 
 def _difference(saved: Shape, given: Shape) -> str:

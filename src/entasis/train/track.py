@@ -88,7 +88,7 @@ class _Mirror:
         with suppress(queue.Full):
             self._records.put_nowait(None)
         self.thread.join(_LAST_WAIT_SECONDS)
-        if self._on and self.thread.is_alive():
+        if self.thread.is_alive():
             self._switch_off(f"not done {_LAST_WAIT_SECONDS:g} seconds after the last step")
 
     def _work(self) -> None:
@@ -129,7 +129,7 @@ class _TensorBoard:
 
         place = folder.path / "tensorboard"
         shutil.rmtree(place, ignore_errors=True)
-        self._writer = SummaryWriter(str(place), flush_secs=_TENSORBOARD_FLUSH_SECONDS)  # type: ignore[no-untyped-call]
+        self._writer = SummaryWriter(str(place), flush_secs=_TENSORBOARD_FLUSH_SECONDS)
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
         for name, value in numbers.items():
