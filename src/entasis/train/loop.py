@@ -37,7 +37,7 @@ from entasis.train.state import TrainState
 from entasis.train.track import Mirrors
 
 
-def train(config: RunConfig, console: Console, *, label: str = "train", accept_data_change: bool = False) -> None:  # noqa: PLR0915 - reads in one go
+def train(config: RunConfig, console: Console, *, label: str = "train", accept_data_change: bool = False) -> None:  # noqa: PLR0912, PLR0915 - reads in one go
     """Trains the run of `config` to its last step, from the newest good checkpoint if there is one.
 
     A run goes on only with the data that it began with, unless `accept_data_change` is set.
