@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import copy
+import faulthandler
+import multiprocessing
 import os
 import random
 import signal
+import socket
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -196,5 +200,54 @@ def in_child() -> Callable[..., int]:
                 assert kill_after is not None, "the child did not end"
                 return code
             time.sleep(0.002)
+
+    return run
+
+
+@pytest.fixture
+def on_ranks(tmp_path: Path) -> Callable[..., dict[int, str]]:
+    """Runs `function(rank)` on so many forked processes with the environment that torchrun gives.
+
+    Gives what each rank that failed said, by rank. All are ended after two minutes, so that no test leaves one behind.
+    """
+
+    def run(size: int, function: Callable[[int], object]) -> dict[int, str]:
+        with socket.socket() as held:
+            held.bind(("127.0.0.1", 0))
+            port = str(held.getsockname()[1])
+        said = Path(tempfile.mkdtemp(dir=tmp_path))
+
+        def work(rank: int) -> None:
+            torch.set_num_threads(1)
+            os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)}
+            os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            where = (said / f"{rank}-hangs").open("w")
+            faulthandler.dump_traceback_later(100, file=where)
+            try:
+                function(rank)
+            except Exception as error:
+                (said / str(rank)).write_text(f"{type(error).__name__}: {error}", encoding="utf-8")
+            faulthandler.cancel_dump_traceback_later()
+
+        context = multiprocessing.get_context("fork")
+        processes = [context.Process(target=work, args=(rank,)) for rank in range(size)]
+        for process in processes:
+            process.start()
+        deadline = time.monotonic() + 120
+        try:
+            for process in processes:
+                process.join(max(0.0, deadline - time.monotonic()))
+            hang = [rank for rank, process in enumerate(processes) if process.exitcode is None]
+            words = [f"{path.name}: {path.read_text(encoding='utf-8')}" for path in sorted(said.iterdir())]
+            assert not hang, "\n".join([f"ranks {hang} hang", *words])
+        finally:
+            for process in processes:
+                process.kill()
+        for rank, process in enumerate(processes):
+            if process.exitcode:
+                (said / str(rank)).write_text(f"exit code {process.exitcode}", encoding="utf-8")
+        return {
+            int(path.name): path.read_text(encoding="utf-8") for path in sorted(said.iterdir()) if path.name.isdigit()
+        }
 
     return run

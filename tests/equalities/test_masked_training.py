@@ -23,6 +23,7 @@ from entasis.data.documents import Sources
 from entasis.data.prepare import Preparation, prepare_data
 from entasis.data.stream import Batch, BatchStream
 from entasis.errors import ConfigError, EntasisError
+from entasis.evaluate import sources
 from entasis.generate.sample import generate_text
 from entasis.model.transformer import Transformer
 from entasis.run.config import RunConfig
@@ -60,7 +61,7 @@ def _first_step(config: RunConfig, console: Console) -> tuple[float, Gradients]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.nn.utils, "clip_grad_norm_", clip)
-        patch.setattr(loop, "_require_finite", check)
+        patch.setattr(loop, "_skipped", check)
         with pytest.raises(Looked):
             train(config, console)
     names = [name for name, _ in _model(config).named_parameters()]
@@ -205,16 +206,18 @@ def test_all_seeds_are_evaluated_on_the_same_masks(
     make_config: MakeConfig, quiet: Console, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     seen: dict[int, list[list[int]]] = {0: [], 1: []}
-    original = vars(loop)["held_out_loss"]
+    original = vars(sources)["held_out_loss"]
     for seed, batches in seen.items():
 
-        def look(model: Transformer, given: Any, computation: Any, batches: list[list[int]] = batches) -> float:
+        def look(
+            model: object, given: Any, computation: Any, batches: list[list[int]] = batches, **ranks: Any
+        ) -> float:
             kept = list(given)
             batches.extend(batch.targets.flatten().tolist() for batch in kept)
-            return float(original(model, kept, computation))
+            return float(original(model, kept, computation, **ranks))
 
         with monkeypatch.context() as patch:
-            patch.setattr(loop, "held_out_loss", look)
+            patch.setattr(sources, "held_out_loss", look)
             train(make_config(_ENCODER | {"train.seed": seed, "train.steps": 1}, out=tmp_path / str(seed)), quiet)
     assert seen[0] == seen[1] != []
 
@@ -259,7 +262,7 @@ def test_held_out_text_of_end_tokens_only_is_one_line(
     def ends(*_: object, **__: object) -> list[Batch]:
         return [Batch(np.full((1, 16), 256), np.full((1, 16), -100), None)]
 
-    monkeypatch.setattr(loop, "held_out_batches", ends)
+    monkeypatch.setattr(sources, "held_out_batches", ends)
     with pytest.raises(EntasisError, match=r"^no held-out target counts: [^\n]*$"):
         train(make_config(_ENCODER | {"train.steps": 1}), quiet)
 

@@ -22,6 +22,7 @@ from entasis.run.folder import RunFolder
 from entasis.train import loop
 from entasis.train.interrupt import Interrupted
 from entasis.train.loop import train
+from entasis.train.parallel import SpreadModel
 
 MakeConfig = Callable[..., RunConfig]
 Outcome = Any
@@ -106,7 +107,7 @@ def test_stopped_in_mid_accumulation(
                 raise Killed
 
         with monkeypatch.context() as patch:
-            _at_each_call(patch, loop, "summed_cross_entropy", fail)
+            _at_each_call(patch, SpreadModel, "loss_of_pass", fail)
             with pytest.raises(Killed):
                 train(config, quiet)
     train(config, quiet)
@@ -210,7 +211,7 @@ _PLACES: tuple[tuple[object, str], ...] = (
     (os, "rmdir"),
     (os, "mkdir"),
     (checkpoint_module, "save_file"),
-    (loop, "summed_cross_entropy"),
+    (SpreadModel, "loss_of_pass"),
     (sources, "held_out_loss"),
     (loop, "save_checkpoint"),
     (RunFolder, "append_metrics"),

@@ -14,11 +14,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from entasis.evaluate import sources
 from entasis.run.checkpoint import load_newest
 from entasis.run.config import RunConfig
 from entasis.run.folder import RunFolder
 from entasis.train import loop
 from entasis.train.loop import train
+from entasis.train.parallel import SpreadModel
 
 MakeConfig = Callable[..., RunConfig]
 Outcome = Any
@@ -41,8 +43,8 @@ _PLACES: tuple[tuple[object, str], ...] = (
     (os, "unlink"),
     (os, "rmdir"),
     (os, "mkdir"),
-    (loop, "summed_cross_entropy"),
-    (loop, "held_out_loss"),
+    (SpreadModel, "loss_of_pass"),
+    (sources, "held_out_loss"),
     (loop, "save_checkpoint"),
     (RunFolder, "append_metrics"),
     (RunFolder, "sync_metrics"),

@@ -22,6 +22,7 @@ from entasis.run.folder import RunFolder
 from entasis.train import loop
 from entasis.train.interrupt import Interrupted
 from entasis.train.loop import train
+from entasis.train.parallel import SpreadModel
 from entasis.train.restart import train_with_restarts
 
 MakeConfig = Callable[..., RunConfig]
@@ -53,19 +54,19 @@ def _whole(make_config: MakeConfig, quiet: Console, tmp_path: Path, outcome: Cal
 def _spoil(monkeypatch: pytest.MonkeyPatch, bad: Callable[[int, int], bool]) -> list[int]:
     """Makes the loss NaN where `bad(step from 1, how often it was met)` says so; the steps that were begun."""
     begun: list[int] = []
-    rate, entropy = vars(loop)["learning_rate"], vars(loop)["summed_cross_entropy"]
+    rate, loss_of_pass = vars(loop)["learning_rate"], SpreadModel.loss_of_pass
 
     def begin(config: RunConfig, step: int) -> float:
         begun.append(step + 1)
         result: float = rate(config, step)
         return result
 
-    def spoilt(*args: Any) -> Any:
-        loss = entropy(*args)
-        return loss * float("nan") if bad(begun[-1], begun.count(begun[-1])) else loss
+    def spoilt(self: SpreadModel, *args: Any) -> Any:
+        loss, routings = loss_of_pass(self, *args)
+        return loss * float("nan") if bad(begun[-1], begun.count(begun[-1])) else loss, routings
 
     monkeypatch.setattr(loop, "learning_rate", begin)
-    monkeypatch.setattr(loop, "summed_cross_entropy", spoilt)
+    monkeypatch.setattr(SpreadModel, "loss_of_pass", spoilt)
     return begun
 
 

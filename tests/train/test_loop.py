@@ -26,6 +26,7 @@ from entasis.train import loop
 from entasis.train.interrupt import Interrupted, StopRequest
 from entasis.train.loop import train
 from entasis.train.optimizer import Optimizer
+from entasis.train.parallel import SpreadModel
 from entasis.train.schedule import rate_share
 
 MakeConfig = Callable[..., RunConfig]
@@ -322,16 +323,16 @@ def test_a_context_longer_than_the_held_out_split_is_refused_before_any_step(
 
 
 def _break_loss(monkeypatch: pytest.MonkeyPatch, call: int, factor: float) -> None:
-    original = vars(loop)["summed_cross_entropy"]
+    original = SpreadModel.loss_of_pass
     calls = 0
 
     def broken(*args: Any) -> Any:
         nonlocal calls
         calls += 1
-        loss = original(*args)
-        return loss * factor if calls == call else loss
+        loss, routings = original(*args)
+        return (loss * factor if calls == call else loss), routings
 
-    monkeypatch.setattr(loop, "summed_cross_entropy", broken)
+    monkeypatch.setattr(SpreadModel, "loss_of_pass", broken)
 
 
 def _updates(monkeypatch: pytest.MonkeyPatch) -> list[float]:
@@ -383,20 +384,21 @@ def test_a_gradient_that_is_not_finite_stops_before_the_update(
 ) -> None:
     """The loss is fine, one gradient is not."""
     config = make_config()
-    original = vars(loop)["summed_cross_entropy"]
+    original = SpreadModel.loss_of_pass
     calls = 0
 
     def spoil(gradient: torch.Tensor) -> torch.Tensor:
         return gradient * float("nan")
 
-    def broken(states: torch.Tensor, *args: Any) -> Any:
+    def broken(*args: Any) -> Any:
         nonlocal calls
         calls += 1
+        loss, routings = original(*args)
         if calls == 8:
-            states.register_hook(spoil)  # type: ignore[no-untyped-call]
-        return original(states, *args)
+            loss.register_hook(spoil)  # type: ignore[no-untyped-call]
+        return loss, routings
 
-    monkeypatch.setattr(loop, "summed_cross_entropy", broken)
+    monkeypatch.setattr(SpreadModel, "loss_of_pass", broken)
     updates = _updates(monkeypatch)
     with pytest.raises(NonFiniteError, match=r"^step 4: loss \d\.\d+, gradient norm nan"):
         train(config, quiet)
@@ -429,7 +431,7 @@ def test_a_rate_far_too_high_is_told_and_no_broken_weight_is_saved(
 def test_a_held_out_loss_that_is_not_finite_stops_before_the_checkpoint(
     make_config: MakeConfig, quiet: Console, outcome: Callable[[Path], Outcome], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sources, "held_out_loss", lambda *_: float("nan"))
+    monkeypatch.setattr(sources, "held_out_loss", lambda *_, **__: float("nan"))
     config = make_config({"train.evaluate_every": 6})
     with pytest.raises(NonFiniteError, match=r"^step 6: held-out loss nan"):
         train(config, quiet)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -17,6 +18,9 @@ def train(
     setting: Annotated[
         list[str] | None, typer.Option("-s", "--set", help="Set a key, as train.steps=100. Repeatable.")
     ] = None,
+    nproc: Annotated[
+        int, typer.Option(min=1, help="Train with so many processes on this machine, one for each GPU.")
+    ] = 1,
     max_restarts: Annotated[
         int, typer.Option(min=0, help="How often to go back to the newest good checkpoint by itself after a failure.")
     ] = 0,
@@ -38,11 +42,21 @@ def train(
         return
     if on is not None or mfu is not None:
         raise ConfigError("--on, --mfu: they say what a plan is for; add --plan")
+    if nproc > 1:
+        from entasis.train.launch import launch
+
+        arguments = ["train", config, *(part for each in setting or [] for part in ("-s", each))]
+        if accept_data_change:
+            arguments.append("--accept-data-change")
+        launch(run_config, arguments, nproc, max_restarts=max_restarts)
+        return
+    if max_restarts and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ConfigError("--max-restarts: all ranks have to start again together; give it to torchrun, or use --nproc")
     from rich.console import Console
 
     from entasis.train.restart import train_with_restarts
 
-    console = Console()
+    console = Console(quiet=os.environ.get("RANK", "0") != "0")  # of several processes, the first speaks
     train_with_restarts(run_config, console, max_restarts=max_restarts, accept_data_change=accept_data_change)
     console.print(f"done: {run_config.out}", markup=False, highlight=False, soft_wrap=True)
 

@@ -123,7 +123,7 @@ class MoE(nn.Module):
     ) -> tuple[Routing, Float[Tensor, "tokens experts_per_token"]]:
         """Decided at least in float32: rounded logits would tie and send tokens elsewhere."""
         with torch.autocast(tokens.device.type, enabled=False):
-            logits = self.router(tokens.to(self.router.weight.dtype))
-            logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+            exact = torch.promote_types(self.router.weight.dtype, torch.float32)
+            logits = functional.linear(tokens.to(exact), self.router.weight.to(exact))
             top = logits.topk(self.experts_per_token, dim=-1)
             return Routing(logits, top.indices), torch.softmax(top.values, dim=-1)

@@ -26,7 +26,9 @@ class Norm(nn.Module):
 
     def forward(self, x: Float[Tensor, "batch time width"]) -> Float[Tensor, "batch time width"]:
         """The normalised state."""
-        width = tuple(self.weight.shape)
+        # A cut model may gather its weights in bfloat16 while the stream is float32.
+        weight, bias = self.weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype)
+        width = tuple(weight.shape)
         if self.kind == "rmsnorm":
-            return functional.rms_norm(x, width, self.weight, self.epsilon)
-        return functional.layer_norm(x, width, self.weight, self.bias, self.epsilon)
+            return functional.rms_norm(x, width, weight, self.epsilon)
+        return functional.layer_norm(x, width, weight, bias, self.epsilon)

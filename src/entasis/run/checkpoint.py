@@ -6,6 +6,8 @@
         state.json              step, tokens, shape, block, fingerprint of the data
         complete.json           written last: the size and SHA-256 of every other file
 
+Ranks among which a model is cut write their parts of both in files of their own, `shard-...safetensors`.
+
 A checkpoint is written under a temporary name in the same folder, forced to the disk and renamed, and it is renamed
 before it is removed. So a folder of this name is complete, whenever the process was killed; one without a readable
 `complete.json` was damaged afterwards.
@@ -18,6 +20,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +32,8 @@ from torch import Tensor
 
 from entasis.errors import EntasisError, StorageError
 from entasis.run.files import sync_file, sync_folder, write_json
+from entasis.run.parts import own
+from entasis.run.sharded import PREFIX, read_parts, write_parts
 from entasis.settings import shorten
 
 FORMAT = "entasis-checkpoint-1"
@@ -36,6 +41,7 @@ _MARKER = "complete.json"
 _STATE_FIELDS = {"step": int, "tokens": int, "shape": dict, "block": dict, "data_fingerprint": str}
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,200}")
 _NAME = re.compile(r"step-(\d{8,})")
+_PART = re.compile(PREFIX + r"[\w-]+\.safetensors")
 
 
 class NonFiniteError(EntasisError):
@@ -82,9 +88,58 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, keep: int) -> Path:
         ) from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)  # what a failed save wrote must not fill the disk
-    for old in [path for path in _saved(folder) if _step(path) <= checkpoint.step][:-keep]:
-        _remove(old)
+    _prune(folder, checkpoint.step, keep)
     return final
+
+
+def save_parts(
+    folder: Path,
+    checkpoint: Checkpoint,
+    keep: int,
+    *,
+    first: bool,
+    together: Callable[[], AbstractContextManager[None]],
+) -> None:
+    """As `save_checkpoint`, of a model that is cut among ranks; all of them call it, and share the folder's disk.
+
+    Args:
+        folder: of the checkpoints.
+        checkpoint: what this rank holds.
+        keep: how many checkpoints stay.
+        first: whether this rank makes the folder, and says at the end that it is complete.
+        together: around what a rank may fail at alone: none goes on before all are done, or if one failed.
+
+    Raises:
+        NonFiniteError: a weight is not finite; nothing is written and nothing removed.
+        EntasisError: the disk refuses; the older checkpoints are kept.
+    """
+    final = folder / f"step-{checkpoint.step:08d}"
+    temporary = folder / f".{final.name}.tmp"
+    try:
+        with together():
+            _refuse_non_finite(checkpoint)
+            if first:
+                folder.mkdir(parents=True, exist_ok=True)
+                remove_leftovers(folder)
+                temporary.mkdir()
+        write_parts(temporary, {**checkpoint.model, **checkpoint.optimizer})
+        with together():
+            if first:
+                write_json(temporary / "state.json", {"step": checkpoint.step, **checkpoint.state})
+                _seal(temporary)
+                if final.exists():  # a damaged checkpoint of this step
+                    _remove(final)
+                temporary.rename(final)
+                sync_folder(folder)
+                _prune(folder, checkpoint.step, keep)
+    except OSError as error:
+        raise EntasisError(
+            f"{final}: cannot be written ({error.strerror or error}); the older checkpoints are kept; make room or "
+            "mend the rights, and start the same command again"
+        ) from None
+    finally:
+        if first:
+            shutil.rmtree(temporary, ignore_errors=True)
 
 
 def load_newest(folder: Path, report: Callable[[str], None]) -> Checkpoint | None:
@@ -114,6 +169,11 @@ def load_checkpoint(path: Path) -> Checkpoint:
     """
     verify_checkpoint(path)
     state = _read_state(path / "state.json", step=_step(path))
+    if not (path / "model.safetensors").exists():
+        tensors = read_parts(path)
+        model = {name: tensor for name, tensor in tensors.items() if ":" not in name}
+        optimizer = {name: tensor for name, tensor in tensors.items() if ":" in name}
+        return Checkpoint(step=state.pop("step"), model=model, optimizer=optimizer, state=state)
     try:
         model, optimizer = load_file(path / "model.safetensors"), load_file(path / "optimizer.safetensors")
     except SafetensorError as error:
@@ -142,7 +202,11 @@ def verify_checkpoint(path: Path) -> None:
     for name in expected:
         if not _PLAIN_NAME.fullmatch(name):
             raise EntasisError(f"{path / _MARKER}: {shorten(name)} is no name of a file in a checkpoint; it is damaged")
-    for name in ("model.safetensors", "optimizer.safetensors", "state.json"):
+    parts = sorted(name for name in expected if _PART.fullmatch(name))
+    for file in path.glob("*.safetensors"):
+        if file.name not in expected:
+            raise EntasisError(f"{file}: not one of the checkpoint's files; it was put there afterwards")
+    for name in (*(parts or ("model.safetensors", "optimizer.safetensors")), "state.json"):
         file = path / name
         if name not in expected or not _is_plain_file(file):
             raise EntasisError(f"{file}: missing, or not a plain file")
@@ -193,12 +257,22 @@ def _write(folder: Path, checkpoint: Checkpoint) -> None:
     save_file(_contiguous(checkpoint.model), folder / "model.safetensors")
     save_file(_contiguous(checkpoint.optimizer), folder / "optimizer.safetensors")
     write_json(folder / "state.json", {"step": checkpoint.step, **checkpoint.state})
+    _seal(folder)
+
+
+def _seal(folder: Path) -> None:
+    """Forces the files to the disk, and says which they are."""
     files = sorted(folder.iterdir())
     for path in files:
         sync_file(path)
     marker = {path.name: {"bytes": path.stat().st_size, "sha256": _sha256(path)} for path in files}
     write_json(folder / _MARKER, {"format": FORMAT, "files": marker})
     sync_folder(folder)
+
+
+def _prune(folder: Path, step: int, keep: int) -> None:
+    for old in [path for path in _saved(folder) if _step(path) <= step][:-keep]:
+        _remove(old)
 
 
 def _saved(folder: Path) -> list[Path]:
@@ -226,7 +300,7 @@ def _remove(path: Path) -> None:
 
 def _refuse_non_finite(checkpoint: Checkpoint) -> None:
     for name, tensor in checkpoint.model.items():
-        if not bool(torch.isfinite(tensor).all()):
+        if not bool(torch.isfinite(own(tensor)).all()):
             raise NonFiniteError(
                 f"step {checkpoint.step}: weight {name} is not finite; no checkpoint is written and the older ones are "
                 "kept; lower optimizer.learning_rate"

@@ -15,17 +15,17 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 from entasis.errors import ConfigError, EntasisError
 from entasis.run.presets import read_inherited
 from entasis.run.sections import (
-    CompareSection,
     DataSection,
     FilePath,
     ModelSection,
     OptimizerSection,
+    ParallelSection,
     ScheduleSection,
     Section,
     TrackSection,
     TrainSection,
-    TransferSection,
 )
+from entasis.run.study_sections import CompareSection, TransferSection
 from entasis.settings import nearest, one_line, parse_yaml, to_yaml
 from entasis.shape.families import design, family_settings
 from entasis.shape.model_config import ModelConfig
@@ -52,6 +52,7 @@ class RunConfig(Section):
     optimizer: OptimizerSection = OptimizerSection()
     schedule: ScheduleSection = ScheduleSection()
     track: TrackSection = TrackSection()
+    parallel: ParallelSection = ParallelSection()
     out: FilePath
     compare: CompareSection | None = None
     transfer: TransferSection | None = None
@@ -137,6 +138,11 @@ class RunConfig(Section):
             raise ValueError(
                 "compare.match.by kv: an encoder (model.causal false) keeps no cache of keys and values; match by "
                 "effective, parameters or flops"
+            )
+        if self.optimizer.name == "muon" and self.parallel.strategy in {"fsdp", "hybrid"}:
+            raise ValueError(
+                "optimizer.name muon: it orthogonalises whole matrices, and under parallel.strategy "
+                f"{self.parallel.strategy} each rank has a part of them; choose parallel.strategy ddp, or adamw"
             )
         train, context = self.train, self.model.context
         if train.batch_tokens % context:

@@ -239,7 +239,7 @@ def _compare(saved: dict[str, Any], given: dict[str, Any], folder: Path) -> list
         if before == now:
             continue
         line = f"{'.'.join(where)}: {before!r} -> {now!r}"
-        if where in _MAY_CHANGE or where[0] in {"compare", "track"}:
+        if where in _MAY_CHANGE or where[0] in {"compare", "parallel", "track"}:
             changes.append(line)
         else:
             raise ConfigError(

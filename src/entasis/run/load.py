@@ -14,6 +14,7 @@ from entasis.model.transformer import Transformer
 from entasis.run.checkpoint import Checkpoint, load_newest
 from entasis.run.config import RunConfig
 from entasis.run.folder import RunFolder
+from entasis.run.parts import own_part
 from entasis.shape.model_config import ModelConfig
 from entasis.shape.records import Shape
 
@@ -94,7 +95,7 @@ def restore_model(model: Transformer, checkpoint: Checkpoint) -> None:
                     f"weight {name}: stored as {stored.dtype} {tuple(stored.shape)}, expected {tensor.dtype} "
                     f"{tuple(tensor.shape)}"
                 )
-            tensor.copy_(stored)
+            tensor.copy_(own_part(stored, tensor))
 
 
 def _design(checkpoint: Checkpoint) -> tuple[Shape, ModelConfig]:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from entasis.errors import ConfigError
-from entasis.settings import is_text, nearest
+from entasis.settings import is_text
 from entasis.shape.model_config import (
     Activation,
     AttentionScale,
@@ -21,13 +21,11 @@ from entasis.shape.model_config import (
 from entasis.shape.rotary_scaling import RotaryScaling
 
 ActivationCheckpointing = Literal["none", "block", "selective"]
-_Count = Annotated[int, Field(ge=1, le=2**40)]
+Count = Annotated[int, Field(ge=1, le=2**40)]
 FilePath = Annotated[str, Field(min_length=1, pattern=r"^[^\x00]+$")]
-_Seed = Annotated[int, Field(ge=0, lt=2**63)]
-_Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-_Share = Annotated[float, Field(ge=0, le=1)]
-_ShapeName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=80)]
-"""A name that is also a folder's: it can point nowhere else."""
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class Section(BaseModel):
@@ -52,7 +50,7 @@ class SourceSection(Section):
     """Other formats only: the held-out files, or the share that is cut off the end; None: 0.01."""
     eos_id: _TokenId | None = None
     """Other formats only: the id between documents. None: it is not known."""
-    weight: _Rate = 1.0
+    weight: Rate = 1.0
     """Share of the sequences, relative to those of the other sources."""
 
 
@@ -66,7 +64,7 @@ class DataSection(Section):
     eos_id: _TokenId | None = None
     mixture: Annotated[list[SourceSection], Field(min_length=1)] | None = None
     """In the place of `path`."""
-    vocab_size: _Count | None = None
+    vocab_size: Count | None = None
     """What the data's vocabulary must be; lets a plan be made before there is data. None: whatever the data has, which
     files of other programs do not say."""
     document_mask: bool = False
@@ -121,21 +119,21 @@ class ModelSection(Section):
     """The block (`ModelConfig` without the vocabulary, which comes from the data). None: as the style says."""
 
     style: Style = "llama"
-    context: _Count = 256
+    context: Count = 256
     norm: Norm | None = None
     positions: Positions | None = None
     activation: Activation | None = None
     bias: bool | None = None
     tied: bool | None = None
-    norm_epsilon: _Rate = 1e-5
+    norm_epsilon: Rate = 1e-5
     rotary_theta: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 10_000.0
     rotary_scaling: dict[str, Any] | None = None
     """`RotaryScaling` as plain data. None: positions as they are."""
     resize: Resize = "carry"
     attention_scale: AttentionScale = "sqrt"
-    embedding_multiplier: _Rate = 1.0
-    residual_multiplier: _Rate = 1.0
-    logit_divisor: _Rate = 1.0
+    embedding_multiplier: Rate = 1.0
+    residual_multiplier: Rate = 1.0
+    logit_divisor: Rate = 1.0
     initialisation: Initialisation = "scaled"
     causal: bool = True
     """False: an encoder, trained to predict tokens that are hidden from it (`train.mask_share`)."""
@@ -156,10 +154,10 @@ class ModelSection(Section):
 class TrainSection(Section):
     """How long, on what, how often."""
 
-    steps: _Count
-    batch_tokens: _Count = 8192
+    steps: Count
+    batch_tokens: Count = 8192
     """Tokens of one optimizer step, over all ranks."""
-    micro_batch: _Count = 16
+    micro_batch: Count = 16
     """Sequences of one forward and backward pass on one rank."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """auto: bf16 where the device computes in it."""
@@ -170,31 +168,53 @@ class TrainSection(Section):
     device: Literal["auto", "cuda", "mps", "cpu"] = "auto"
     threads: Literal["auto"] | Annotated[int, Field(ge=1, le=1024)] = "auto"
     """CPU threads; part of what bit equality is promised for."""
-    seed: _Seed = 0
+    seed: Seed = 0
     """Of initialisation, data order and, for an encoder, what is hidden."""
     mask_share: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Encoders only: share of each window's tokens that is hidden and to be predicted; None: 0.3."""
     router_loss: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.01
     """Weight of the routers' auxiliary loss in what is trained; of no effect without experts."""
-    evaluate_every: _Count = 50
-    evaluate_tokens: _Count = 65_536
-    checkpoint_every: _Count = 50
-    keep_checkpoints: _Count = 3
+    evaluate_every: Count = 50
+    evaluate_tokens: Count = 65_536
+    checkpoint_every: Count = 50
+    keep_checkpoints: Count = 3
     skip_bad_steps: Annotated[int, Field(ge=0, le=2**40)] = 0
     """How many steps of a run whose loss or gradient is not finite are left out; the next one ends it."""
+
+
+class ParallelSection(Section):
+    """How several processes train one model. Of no effect with one."""
+
+    strategy: Literal["auto", "ddp", "fsdp", "hybrid"] = "auto"
+    """ddp (auto): each rank holds the whole model. fsdp: parameters, gradients and optimizer state are cut among all
+    ranks. hybrid: among groups of `shards` ranks; the groups hold the same."""
+    shards: Count | None = None
+    """hybrid only: ranks of a group, as the GPUs of one machine."""
+    reduce_dtype: Literal["fp32", "bf16"] = "fp32"
+    """In which ranks add up their gradients."""
+    timeout_seconds: Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)] = 600.0
+    """How long ranks wait for one that does not answer."""
+
+    @model_validator(mode="after")
+    def _shards_are_of_hybrid(self) -> ParallelSection:
+        if (self.strategy == "hybrid") != (self.shards is not None):
+            raise ValueError(
+                f"shards {self.shards} with strategy {self.strategy}: shards belongs to hybrid, which needs it"
+            )
+        return self
 
 
 class OptimizerSection(Section):
     """AdamW for all, or Muon for the blocks' matrices and AdamW for the rest."""
 
     name: Literal["adamw", "muon"] = "adamw"
-    learning_rate: _Rate = 3e-3
-    block_rate: _Rate = 1.0
+    learning_rate: Rate = 3e-3
+    block_rate: Rate = 1.0
     """Rate of the blocks' matrices / `learning_rate`. The published ><former recipe (muP) has 1/8."""
     weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.1
     betas: Annotated[list[Annotated[float, Field(ge=0, lt=1)]], Field(min_length=2, max_length=2)] = [0.9, 0.95]
     epsilon: Annotated[float, Field(ge=1e-16, allow_inf_nan=False)] = 1e-8
-    clip: _Rate | None = 1.0
+    clip: Rate | None = 1.0
     """Largest global norm of the gradient; null: no clipping."""
 
 
@@ -205,9 +225,9 @@ class ScheduleSection(Section):
     warmup_steps: Annotated[int, Field(ge=0, le=2**40)] = 20
     decay_steps: Annotated[int, Field(ge=0, le=2**40)] | None = None
     """wsd only: steps of the final decay; null: a fifth of the run."""
-    final_ratio: _Share = 0.1
+    final_ratio: Share = 0.1
     """Share of the rate at the end of cosine and wsd."""
-    power_scale: _Rate = 4.0
+    power_scale: Rate = 4.0
     """power only: a / sequences of a step in the rate min(learning_rate, a tokens^exponent)."""
     power_exponent: Annotated[float, Field(lt=0, allow_inf_nan=False)] = -0.566
     """power only."""
@@ -253,93 +273,3 @@ class TrackSection(Section):
 
     tensorboard: bool = False
     wandb: WandbSection | None = None
-
-
-class MatchSection(Section):
-    """On which budget compared shapes must be equal."""
-
-    by: Literal["effective", "parameters", "flops", "kv"] = "effective"
-    tolerance: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.01
-
-
-class TuneSection(Section):
-    """The search for each shape's own learning rate."""
-
-    learning_rate: Annotated[list[_Rate], Field(min_length=2)]
-    seed: _Seed = 100
-    """A seed that no compared run uses."""
-
-
-class ContrastSection(Section):
-    """Two groups of compared shapes, whose mean losses are compared seed by seed."""
-
-    of: Annotated[list[_ShapeName], Field(min_length=1)]
-    against: Annotated[list[_ShapeName], Field(min_length=1)]
-
-
-class CompareSection(Section):
-    """Read by `entasis compare` only."""
-
-    shapes: Annotated[dict[_ShapeName, dict[str, Any]], Field(min_length=1)]
-    """Settings over those of `shape`, and under `model` settings over those of `model`."""
-    seeds: Annotated[list[_Seed], Field(min_length=1)] = [0, 1, 2]
-    match: MatchSection = MatchSection()
-    tune: TuneSection | None = None
-    contrasts: dict[_ShapeName, ContrastSection] = {}
-    """Differences between groups of shapes, beside those to the reference."""
-    prompt: str = "In the beginning"
-    """What the report's text samples continue."""
-
-    @field_validator("prompt")
-    @classmethod
-    def _prompt_is_text(cls, prompt: str) -> str:
-        if not is_text(prompt):
-            raise ValueError("not text that can be written as UTF-8")
-        return prompt
-
-    @model_validator(mode="after")
-    def _seeds_are_distinct(self) -> CompareSection:
-        if len(set(self.seeds)) < len(self.seeds):
-            raise ValueError(f"seeds {self.seeds} repeat; each seed is one independent run")
-        if self.tune is not None and self.tune.seed in self.seeds:
-            raise ValueError(f"tune.seed {self.tune.seed} is also in seeds {self.seeds}; tune on a seed of its own")
-        if self.tune is not None and len(set(self.tune.learning_rate)) < len(self.tune.learning_rate):
-            raise ValueError(f"tune.learning_rate {self.tune.learning_rate} repeats a rate")
-        return self
-
-    @model_validator(mode="after")
-    def _contrasts_are_of_shapes(self) -> CompareSection:
-        for name, contrast in self.contrasts.items():
-            both = [*contrast.of, *contrast.against]
-            for shape in both:
-                if shape not in self.shapes:
-                    raise ValueError(
-                        f"contrasts.{name}: {shape} is not among shapes{nearest(shape, self.shapes)}; "
-                        f"known here: {', '.join(self.shapes)}"
-                    )
-                if both.count(shape) > 1:
-                    raise ValueError(f"contrasts.{name}: {shape} stands there twice; a shape is on one side, once")
-        return self
-
-
-class TransferSection(Section):
-    """Read by `entasis transfer` only: the shapes of `compare` (or the one of `shape`) at several widths and rates."""
-
-    widths: Annotated[list[_Count], Field(min_length=2)]
-    """In the place of `shape.width`, rising."""
-    learning_rate: Annotated[list[_Rate], Field(min_length=3)]
-    """The grid, rising."""
-    seeds: Annotated[list[_Seed], Field(min_length=1)] = [0, 1, 2]
-    base_width: _Count | None = None
-    """Width at which `model.logit_divisor` and `optimizer.block_rate` hold; elsewhere they follow the width (muP).
-    None: the same at every width."""
-
-    @model_validator(mode="after")
-    def _ladder_and_grid_rise(self) -> TransferSection:
-        for name in ("widths", "learning_rate"):
-            values = getattr(self, name)
-            if values != sorted(set(values)):
-                raise ValueError(f"{name} {values}: expected to rise from one to the next")
-        if len(set(self.seeds)) < len(self.seeds):
-            raise ValueError(f"seeds {self.seeds} repeat; each seed is one independent run")
-        return self

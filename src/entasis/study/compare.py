@@ -19,7 +19,7 @@ from entasis.run.config import RunConfig
 from entasis.run.files import write_json
 from entasis.run.folder import RunFolder
 from entasis.run.open_data import open_data
-from entasis.run.sections import CompareSection
+from entasis.run.study_sections import CompareSection
 from entasis.shape.budget import Budget, budget
 from entasis.shape.match import MATCH_FIELDS
 from entasis.shape.registry import Design

@@ -23,7 +23,7 @@ from entasis.data.dataset import TokenSource
 from entasis.data.stream import Batch, BatchStream, held_out_batches
 from entasis.errors import ConfigError
 from entasis.model.device import Computation, choose_computation
-from entasis.model.loss import summed_cross_entropy
+from entasis.model.language_loss import LanguageLoss
 from entasis.model.transformer import Transformer
 from entasis.report.coordinates import write_coordinates
 from entasis.report.numbers import signed
@@ -255,15 +255,14 @@ def _train_step(
     model: Transformer, optimizer: Optimizer, batch: Batch, config: RunConfig, computation: Computation, *, label: str
 ) -> None:
     """One update, as in training, at the configured rate."""
+    summed_loss = LanguageLoss(model)
     routers = RouterStep(model.shape, config.train.router_loss, batch.tokens.size)
     for first in range(0, len(batch.tokens), config.train.micro_batch):
         part = batch.part(first, first + config.train.micro_batch)
         documents = None if part.documents is None else computation.tensor(part.documents)
         with computation.autocast():
-            states = model.hidden(computation.tensor(part.tokens), documents, *routers.listen())
-            targets = computation.tensor(part.targets).flatten()
-            loss = summed_cross_entropy(states.flatten(0, 1), model.head_weight, targets)
-        routers.added_to(loss / max(1, batch.counted)).backward()  # type: ignore[no-untyped-call]
+            loss, routings = summed_loss(computation.tensor(part.tokens), computation.tensor(part.targets), documents)
+        routers.added_to(loss / max(1, batch.counted), routings).backward()  # type: ignore[no-untyped-call]
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.optimizer.clip or math.inf)
     if not math.isfinite(norm.item()):
         raise NonFiniteError(f"{label}: gradient norm {norm.item():g}; lower optimizer.learning_rate")

@@ -31,7 +31,7 @@ from entasis.report.schema import (
 from entasis.run.config import RunConfig
 from entasis.run.folder import RunFolder
 from entasis.run.load import load_run
-from entasis.run.sections import ContrastSection
+from entasis.run.study_sections import ContrastSection
 from entasis.shape.budget import Budget
 from entasis.shape.draw import findings_text
 from entasis.shape.registry import Design

@@ -22,7 +22,7 @@ from entasis.run.config import RunConfig
 from entasis.run.files import write_json
 from entasis.run.folder import RunFolder
 from entasis.run.open_data import open_data
-from entasis.run.sections import TransferSection
+from entasis.run.study_sections import TransferSection
 from entasis.shape.budget import budget
 from entasis.study.coordinates import rung_record
 from entasis.study.grids import move, tuned_rung

@@ -10,27 +10,31 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from entasis.data.dataset import TokenSource
 from entasis.data.mixed import source_progress
 from entasis.data.stream import Batch, BatchStream
 from entasis.errors import ConfigError
 from entasis.evaluate.sources import held_out_losses
 from entasis.model.device import choose_computation
-from entasis.model.loss import summed_cross_entropy
 from entasis.model.recompute import recompute_activations
 from entasis.model.transformer import Transformer
-from entasis.run.checkpoint import NonFiniteError, load_newest, remove_leftovers, save_checkpoint
+from entasis.run.checkpoint import NonFiniteError, load_newest, remove_leftovers, save_checkpoint, save_parts
 from entasis.run.config import RunConfig
 from entasis.run.data_files import check_data, record_data
 from entasis.run.environment import device_name, environment_record
 from entasis.run.files import naming
 from entasis.run.folder import RunFolder
 from entasis.run.objective import masking
+from entasis.run.onlooker import OnlookerFolder
 from entasis.run.open_data import open_data
+from entasis.run.parts import whole
 from entasis.shape.budget import budget
 from entasis.train.interrupt import StopRequest
 from entasis.train.monitor import Monitor, Throughput
 from entasis.train.optimizer import Optimizer
+from entasis.train.parallel import SpreadModel
 from entasis.train.peaks import peak_flops
+from entasis.train.ranks import Ranks, ranks_here
 from entasis.train.router import RouterStep
 from entasis.train.schedule import learning_rate
 from entasis.train.state import TrainState
@@ -40,21 +44,26 @@ from entasis.train.track import Mirrors
 def train(config: RunConfig, console: Console, *, label: str = "train", accept_data_change: bool = False) -> None:  # noqa: PLR0912, PLR0915 - reads in one go
     """Trains the run of `config` to its last step, from the newest good checkpoint if there is one.
 
-    A run goes on only with the data that it began with, unless `accept_data_change` is set.
+    A run goes on only with the data that it began with, unless `accept_data_change` is set. Several processes that
+    torchrun started train it together: each its share of every batch, and the first writes.
 
     Raises:
         ConfigError: the folder holds another run, or the device is not there.
         Interrupted: a signal asked to stop; the state is saved. Preempted, where a scheduler sent it.
+        LostRankError: another process ended, or did not answer.
         NonFiniteError: a loss, gradient or weight was not finite; the last good checkpoint is kept.
     """
-    folder = RunFolder(Path(config.out))
+    computation = choose_computation(config.train.device, config.train.precision, config.train.threads)
+    ranks = ranks_here(config.parallel, computation.device)
+    start, stop_before = ranks.share(config)
+    folder = RunFolder(Path(config.out)) if ranks.first else OnlookerFolder(Path(config.out))
+    console = console if ranks.first else Console(quiet=True)
 
     def say(line: str) -> None:
         folder.log(line)
         console.print(f"{label}: {line}", markup=False, highlight=False, soft_wrap=True)
 
-    with folder.locked():
-        computation = choose_computation(config.train.device, config.train.precision, config.train.threads)
+    with folder.locked(), ranks.joined(config.parallel):
         data = open_data(config.data, say)
         data.held_out.require_window(config.model.context)  # now, and not at the first evaluation
         design, block = config.design(data.vocab_size), config.block(data.vocab_size)
@@ -70,11 +79,14 @@ def train(config: RunConfig, console: Console, *, label: str = "train", accept_d
             eos_id=data.eos_id,
             masking=masking(config, data),
         )
-        model = Transformer(design.shape, block, seed=config.train.seed).to(computation.device)
+        model = Transformer(design.shape, block, seed=config.train.seed)
         recompute_activations(model, config.train.activation_checkpointing)
+        spread = SpreadModel(model, config.parallel, ranks, computation, compiled=config.train.compile)
         state = TrainState(model, Optimizer(model, config.optimizer), data.fingerprint)
-        folder.mend_metrics()
-        remove_leftovers(folder.checkpoints)
+        with ranks.together():
+            folder.mend_metrics()
+            if ranks.first:
+                remove_leftovers(folder.checkpoints)
         checkpoint = load_newest(folder.checkpoints, say)
         if checkpoint is not None:
             state.restore(checkpoint, other_data=accept_data_change)
@@ -82,7 +94,9 @@ def train(config: RunConfig, console: Console, *, label: str = "train", accept_d
             if state.step == config.train.steps:
                 say(f"{folder.path}: already finished, {state.step} of {config.train.steps} steps")
                 return
-            check_data(folder, data, say, accept=accept_data_change)
+            with ranks.together():
+                if ranks.first:
+                    check_data(folder, data, say, accept=accept_data_change)
             say(f"{folder.path}: goes on after step {state.step} of {config.train.steps}")
             if checkpoint.state["data_fingerprint"] != data.fingerprint:
                 changes.append(f"the data, as accepted: {checkpoint.state['data_fingerprint']} -> {data.fingerprint}")
@@ -91,14 +105,13 @@ def train(config: RunConfig, console: Console, *, label: str = "train", accept_d
         else:
             say(f"{model.parameter_count:,} parameters; {state.optimizer.describe()}")
         # Only now: a run that is refused above leaves the folder as it was.
-        folder.write(config, design.shape, environment)
-        record_data(folder, data)
-        if tokenizer := data.tokenizer():
-            with naming(folder.tokenizer):
-                tokenizer.save(folder.tokenizer)
+        with ranks.together():
+            folder.write(config, design.shape, environment)
+            if ranks.first:
+                record_data(folder, data)
+                _save_tokenizer(folder, data)
         saved_step = state.step
 
-        hidden = torch.compile(model.hidden) if config.train.compile else model.hidden
         tokens_per_step = config.batch_sequences * config.model.context
         throughput = Throughput(tokens_per_step)
         monitor = Monitor(
@@ -108,29 +121,35 @@ def train(config: RunConfig, console: Console, *, label: str = "train", accept_d
             step=state.step,
             steps=config.train.steps,
             flops_per_token=budget(design.shape, block).flops_per_token,
-            peak=peak_flops(device_name(computation.device), computation.dtype),
+            peak=peak_flops(device_name(computation.device), computation.dtype, devices=ranks.size),
         )
-        with monitor, Mirrors(config, folder, step=state.step, say=say) as mirrors, StopRequest() as stop:
+        with (
+            monitor,
+            Mirrors(config, folder, step=state.step, say=say, on=ranks.first) as mirrors,
+            StopRequest() as stop,
+        ):
             while state.step < config.train.steps:
                 throughput.start()
-                batch = stream.batch(state.step)
+                batch = stream.batch(state.step, start, stop_before)
                 rate = learning_rate(config, state.step)
 
-                # The normaliser counts the targets of all micro-batches before the first backward pass, so that the
-                # gradient is that of one mean over the step, however it is cut.
+                # The normaliser counts the targets of all ranks and micro-batches before the first backward pass, so
+                # that the gradient is that of one mean over the step, however it is cut.
+                counted = max(1, ranks.total(batch.counted))
                 loss = torch.zeros((), device=computation.device)
                 routers = RouterStep(design.shape, config.train.router_loss, tokens_per_step)
-                for part in _micro_batches(batch, config.train.micro_batch):
+                for part, last in _micro_batches(batch, config.train.micro_batch):
                     documents = None if part.documents is None else computation.tensor(part.documents)
-                    with computation.autocast():
-                        states = hidden(computation.tensor(part.tokens), documents, *routers.listen())
-                        targets = computation.tensor(part.targets).flatten()
-                        part_loss = summed_cross_entropy(states.flatten(0, 1), model.head_weight, targets)
-                    part_loss = part_loss / max(1, batch.counted)
-                    routers.added_to(part_loss).backward()  # type: ignore[no-untyped-call]
+                    tokens, targets = computation.tensor(part.tokens), computation.tensor(part.targets)
+                    with spread.passing(last=last):
+                        with computation.autocast():
+                            part_loss, routings = spread.loss_of_pass(tokens, targets, documents)
+                        part_loss = part_loss / counted
+                        routers.added_to(part_loss, routings).backward()  # type: ignore[no-untyped-call]
                     loss += part_loss.detach()
+                loss = ranks.summed(loss)
                 norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.optimizer.clip or math.inf)
-                numbers = {"train_loss": loss.item(), "grad_norm": norm.item()}
+                numbers = {"train_loss": loss.item(), "grad_norm": whole(norm).item()}
                 skipped = _skipped(numbers["train_loss"], numbers["grad_norm"], state, stream, config, say)
                 if skipped:
                     model.zero_grad(set_to_none=True)
@@ -148,16 +167,20 @@ def train(config: RunConfig, console: Console, *, label: str = "train", accept_d
                 }
                 finished = state.step == config.train.steps
                 evaluated = finished or state.step % config.train.evaluate_every == 0
-                record |= {} if skipped else routers.record(load=evaluated)
+                record |= {} if skipped else routers.record(load=evaluated, summed=ranks.summed)
                 if evaluated:
-                    record |= held_out_losses(model, config, data, computation)
+                    record |= held_out_losses(
+                        spread.loss, config, data, computation, rank=ranks.rank, ranks=ranks.size, add=ranks.summed
+                    )
                     record |= source_progress(stream, data, state.step)
+                    spread.settle()
                     _require_finite_evaluation(record["val_loss"], state.step)
                 monitor.step(record)
                 mirrors.step(record)
+                stop.name = ranks.agreed_signal(stop.name)
                 if finished or stop.name or state.step % config.train.checkpoint_every == 0:
                     folder.sync_metrics()
-                    save_checkpoint(folder.checkpoints, state.to_checkpoint(), config.train.keep_checkpoints)
+                    _save(folder, state, config.train.keep_checkpoints, spread, ranks)
                     saved_step = state.step
                 if stop.name:  # also after the last step: what called this, a comparison say, has to stop
                     raise stop.stopped(f"step {saved_step} of {config.train.steps} is saved in {folder.path}")
@@ -176,9 +199,29 @@ def _require_no_more(step: int, config: RunConfig) -> None:
         )
 
 
-def _micro_batches(batch: Batch, sequences: int) -> Iterator[Batch]:
+def _save_tokenizer(folder: RunFolder, data: TokenSource) -> None:
+    """The run's own copy; other programs' files of tokens come with none."""
+    if tokenizer := data.tokenizer():
+        with naming(folder.tokenizer):
+            tokenizer.save(folder.tokenizer)
+
+
+def _micro_batches(batch: Batch, sequences: int) -> Iterator[tuple[Batch, bool]]:
+    """The parts of a batch, and of each whether it is the last."""
     for start in range(0, len(batch.tokens), sequences):
-        yield batch.part(start, start + sequences)
+        stop = start + sequences
+        yield batch.part(start, stop), stop >= len(batch.tokens)
+
+
+def _save(folder: RunFolder, state: TrainState, keep: int, spread: SpreadModel, ranks: Ranks) -> None:
+    """By all ranks where each holds a part of the model, by the first where each holds all of it."""
+    if spread.cut:
+        parts = state.to_checkpoint()
+        save_parts(folder.checkpoints, parts, keep, first=ranks.first, together=ranks.together)
+        return
+    with ranks.together():
+        if ranks.first:
+            save_checkpoint(folder.checkpoints, state.to_checkpoint(), keep)
 
 
 def _skipped(

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from entasis.errors import EntasisError
 from entasis.model.transformer import Transformer
+from entasis.run.parts import own_part
 from entasis.run.sections import OptimizerSection
 
 _ADAMW_QUANTITIES = ("step", "exp_avg", "exp_avg_sq")
@@ -139,7 +140,8 @@ class Optimizer:
                     raise EntasisError(
                         f"optimizer state {piece.name}:{quantity}: expected float32 of shape {tuple(expected)}"
                     )
-                loaded[quantity] = value.to(piece.tensor.device).clone()
+                place = torch.empty((), device=piece.tensor.device) if quantity == "step" else piece.tensor
+                loaded[quantity] = own_part(value, place).clone()
             optimizer.state[piece.tensor] = loaded
         if left:
             raise EntasisError(f"optimizer state {next(iter(left))}: no such parameter in this model")

@@ -27,13 +27,14 @@ _OTHER_DEVICES = {"MIG", "Laptop", "Max-Q", "Ti", "D", "SUPER"}
 """Words that make another device of a name: a slice of it, or a weaker or stronger sister."""
 
 
-def peak_flops(device_name: str, dtype: torch.dtype) -> tuple[float, str] | None:
-    """Peak in FLOP/s of a device by its name, and what to call it; None for a device that is not in the table."""
+def peak_flops(device_name: str, dtype: torch.dtype, *, devices: int = 1) -> tuple[float, str] | None:
+    """Peak in FLOP/s of so many devices of a name, and what to call it; None for one that is not in the table."""
     words = set(re.split(r"[ -]", device_name)) | set(device_name.split())
     if words & _OTHER_DEVICES:
         return None
     for name, (bf16, fp32) in _PEAKS.items():
         if words.issuperset(name.split()):
             tera = bf16 if dtype == torch.bfloat16 else fp32
-            return tera * 1e12, f"{name} {'bf16' if dtype == torch.bfloat16 else 'fp32'} {tera:g} TFLOP/s"
+            label = f"{name} {'bf16' if dtype == torch.bfloat16 else 'fp32'} {tera:g} TFLOP/s"
+            return devices * tera * 1e12, label if devices == 1 else f"{devices} × {label}"
     return None

@@ -30,7 +30,7 @@ class TrainState:
     """Steps (counted from 1) that were left out, since their loss or gradient was not finite."""
 
     def to_checkpoint(self) -> Checkpoint:
-        """The state as it stands."""
+        """The state as it stands, or what this rank holds of it."""
         return Checkpoint(
             step=self.step,
             model=dict(self.model.state_dict()),

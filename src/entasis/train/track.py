@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from entasis.run.config import RunConfig
 from entasis.run.folder import RunFolder
+from entasis.run.sections import TrackSection
 
 _LONGEST_QUEUE = 10_000
 _LAST_WAIT_SECONDS = 10.0
@@ -36,9 +37,13 @@ class Tracker(Protocol):
 class Mirrors:
     """The mirrors that a configuration asks for; a context manager around the run's steps."""
 
-    def __init__(self, config: RunConfig, folder: RunFolder, *, step: int, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, config: RunConfig, folder: RunFolder, *, step: int, say: Callable[[str], None], on: bool = True
+    ) -> None:
         """`step` is that of the state that the run goes on from: later records in the folder do not count."""
         makers: dict[str, Callable[[], Tracker]] = {}
+        if not on:  # of several processes, one tells
+            config = config.model_copy(update={"track": TrackSection()})
         if config.track.tensorboard:
             makers["tensorboard"] = lambda: _TensorBoard(folder)
         if config.track.wandb is not None:
