@@ -11,6 +11,7 @@ import sys
 import typer
 
 from entasis import __version__
+from entasis.cli.checkpoint import checkpoint
 from entasis.cli.compare import compare
 from entasis.cli.coordinates import coordinates
 from entasis.cli.data import data
@@ -33,6 +34,7 @@ app.command(context_settings={"ignore_unknown_options": True, "allow_extra_args"
 for command in (prepare, train, compare, coordinates, transfer, generate):
     app.command()(command)
 app.add_typer(data, name="data")
+app.add_typer(checkpoint, name="checkpoint")
 
 
 def _show_version(wanted: bool) -> None:

@@ -133,7 +133,7 @@ def save_parts(
                 sync_folder(folder)
                 _prune(folder, checkpoint.step, keep)
     except OSError as error:
-        raise EntasisError(
+        raise StorageError(
             f"{final}: cannot be written ({error.strerror or error}); the older checkpoints are kept; make room or "
             "mend the rights, and start the same command again"
         ) from None
@@ -150,7 +150,7 @@ def load_newest(folder: Path, report: Callable[[str], None]) -> Checkpoint | Non
     Raises:
         EntasisError: there are checkpoints, and all are damaged.
     """
-    candidates = _saved(folder)
+    candidates = saved_checkpoints(folder)
     for path in reversed(candidates):
         try:
             return load_checkpoint(path)
@@ -168,7 +168,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
         EntasisError: it is not complete, or a file is missing, altered or not what it should be; names the file.
     """
     verify_checkpoint(path)
-    state = _read_state(path / "state.json", step=_step(path))
+    state = _read_state(path / "state.json", step=step_of(path))
     if not (path / "model.safetensors").exists():
         tensors = read_parts(path)
         model = {name: tensor for name, tensor in tensors.items() if ":" not in name}
@@ -271,18 +271,19 @@ def _seal(folder: Path) -> None:
 
 
 def _prune(folder: Path, step: int, keep: int) -> None:
-    for old in [path for path in _saved(folder) if _step(path) <= step][:-keep]:
+    for old in [path for path in saved_checkpoints(folder) if step_of(path) <= step][:-keep]:
         _remove(old)
 
 
-def _saved(folder: Path) -> list[Path]:
+def saved_checkpoints(folder: Path) -> list[Path]:
     """The checkpoints' folders, oldest first."""
     if not folder.is_dir():
         return []
-    return sorted((path for path in folder.iterdir() if _NAME.fullmatch(path.name)), key=_step)
+    return sorted((path for path in folder.iterdir() if _NAME.fullmatch(path.name)), key=step_of)
 
 
-def _step(path: Path) -> int:
+def step_of(path: Path) -> int:
+    """The step in a checkpoint's name."""
     match = _NAME.fullmatch(path.name)
     assert match
     return int(match[1])
