@@ -204,6 +204,22 @@ def in_child() -> Callable[..., int]:
     return run
 
 
+def _free_port() -> int:
+    """A port that no client gets by chance.
+
+    Among those that the kernel hands to clients, a rank that asks before the first one listens can be given the very
+    port that it asks for, and then talks to itself.
+    """
+    while True:
+        port = random.SystemRandom().randrange(20_000, 32_000)
+        with socket.socket() as held:
+            try:
+                held.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        return port
+
+
 @pytest.fixture
 def on_ranks(tmp_path: Path) -> Callable[..., dict[int, str]]:
     """Runs `function(rank)` on so many forked processes with the environment that torchrun gives.
@@ -212,9 +228,7 @@ def on_ranks(tmp_path: Path) -> Callable[..., dict[int, str]]:
     """
 
     def run(size: int, function: Callable[[int], object]) -> dict[int, str]:
-        with socket.socket() as held:
-            held.bind(("127.0.0.1", 0))
-            port = str(held.getsockname()[1])
+        port = str(_free_port())
         said = Path(tempfile.mkdtemp(dir=tmp_path))
 
         def work(rank: int) -> None:
