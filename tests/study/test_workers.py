@@ -180,8 +180,15 @@ def test_a_signal_saves_every_run(
     _assert_saved(runs)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-@pytest.mark.parametrize("study_first", [True, False])
+@pytest.mark.parametrize(
+    ("number", "study_first"),
+    [
+        (signal.SIGTERM, True),
+        pytest.param(signal.SIGTERM, False, marks=pytest.mark.slow),
+        pytest.param(signal.SIGUSR1, True, marks=pytest.mark.slow),
+        pytest.param(signal.SIGUSR1, False, marks=pytest.mark.slow),
+    ],
+)
 def test_a_signal_to_every_process_saves_every_run(
     begun: tuple[subprocess.Popen[str], Path], number: signal.Signals, study_first: bool
 ) -> None:
