@@ -18,7 +18,7 @@ from entasis.errors import ConfigError, EntasisError
 from entasis.run.config import RunConfig
 from entasis.run.folder import RunFolder
 from entasis.run.sections import ParallelSection
-from entasis.train import loop, parallel
+from entasis.train import loop, parallel, saver
 from entasis.train.interrupt import Preempted
 from entasis.train.loop import train
 from entasis.train.schedule import learning_rate
@@ -241,7 +241,7 @@ def test_a_save_that_fails_stops_all(
 
     def work(_: int) -> None:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(loop, "save_checkpoint", full)
+            patch.setattr(saver, "save_checkpoint", full)
             train(config, quiet)
 
     said = on_ranks(2, work)

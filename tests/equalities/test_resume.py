@@ -19,7 +19,7 @@ from entasis.evaluate import sources
 from entasis.run import checkpoint as checkpoint_module
 from entasis.run.config import RunConfig, parse_config
 from entasis.run.folder import RunFolder
-from entasis.train import loop
+from entasis.train import loop, saver
 from entasis.train.interrupt import Interrupted
 from entasis.train.loop import train
 from entasis.train.parallel import SpreadModel
@@ -213,7 +213,7 @@ _PLACES: tuple[tuple[object, str], ...] = (
     (checkpoint_module, "save_file"),
     (SpreadModel, "loss_of_pass"),
     (sources, "held_out_loss"),
-    (loop, "save_checkpoint"),
+    (saver, "save_checkpoint"),
     (RunFolder, "append_metrics"),
     (RunFolder, "sync_metrics"),
 )

@@ -18,7 +18,7 @@ from entasis.evaluate import sources
 from entasis.run.checkpoint import load_newest
 from entasis.run.config import RunConfig
 from entasis.run.folder import RunFolder
-from entasis.train import loop
+from entasis.train import saver
 from entasis.train.loop import train
 from entasis.train.parallel import SpreadModel
 
@@ -45,7 +45,7 @@ _PLACES: tuple[tuple[object, str], ...] = (
     (os, "mkdir"),
     (SpreadModel, "loss_of_pass"),
     (sources, "held_out_loss"),
-    (loop, "save_checkpoint"),
+    (saver, "save_checkpoint"),
     (RunFolder, "append_metrics"),
     (RunFolder, "sync_metrics"),
 )

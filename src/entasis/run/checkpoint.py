@@ -69,7 +69,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, keep: int) -> Path:
         NonFiniteError: a weight is not finite; nothing is written and nothing removed.
         StorageError: the disk refuses; the older checkpoints are kept.
     """
-    _refuse_non_finite(checkpoint)
+    refuse_non_finite(checkpoint)
     final = folder / f"step-{checkpoint.step:08d}"
     temporary = folder / f".{final.name}.tmp"
     try:
@@ -117,7 +117,7 @@ def save_parts(
     temporary = folder / f".{final.name}.tmp"
     try:
         with together():
-            _refuse_non_finite(checkpoint)
+            refuse_non_finite(checkpoint)
             if first:
                 folder.mkdir(parents=True, exist_ok=True)
                 remove_leftovers(folder)
@@ -299,7 +299,8 @@ def _remove(path: Path) -> None:
     shutil.rmtree(doomed)
 
 
-def _refuse_non_finite(checkpoint: Checkpoint) -> None:
+def refuse_non_finite(checkpoint: Checkpoint) -> None:
+    """Raises a NonFiniteError that names the first weight which is not finite."""
     for name, tensor in checkpoint.model.items():
         if not bool(torch.isfinite(own(tensor)).all()):
             raise NonFiniteError(

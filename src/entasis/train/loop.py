@@ -18,7 +18,7 @@ from entasis.evaluate.sources import held_out_losses
 from entasis.model.device import choose_computation
 from entasis.model.recompute import recompute_activations
 from entasis.model.transformer import Transformer
-from entasis.run.checkpoint import NonFiniteError, load_newest, remove_leftovers, save_checkpoint, save_parts
+from entasis.run.checkpoint import NonFiniteError, load_newest, remove_leftovers, save_parts
 from entasis.run.config import RunConfig
 from entasis.run.data_files import check_data, record_data
 from entasis.run.environment import device_name, environment_record
@@ -36,6 +36,7 @@ from entasis.train.parallel import SpreadModel
 from entasis.train.peaks import peak_flops
 from entasis.train.ranks import Ranks, ranks_here
 from entasis.train.router import RouterStep
+from entasis.train.saver import Saver
 from entasis.train.schedule import learning_rate
 from entasis.train.state import TrainState
 from entasis.train.track import Mirrors
@@ -123,11 +124,9 @@ def train(config: RunConfig, console: Console, *, label: str = "train", accept_d
             flops_per_token=budget(design.shape, block).flops_per_token,
             peak=peak_flops(device_name(computation.device), computation.dtype, devices=ranks.size),
         )
-        with (
-            monitor,
-            Mirrors(config, folder, step=state.step, say=say, on=ranks.first) as mirrors,
-            StopRequest() as stop,
-        ):
+        mirrors = Mirrors(config, folder, step=state.step, say=say, on=ranks.first)
+        saver = Saver(folder.checkpoints, config.train.keep_checkpoints)
+        with monitor, mirrors, saver, StopRequest() as stop:
             while state.step < config.train.steps:
                 throughput.start()
                 batch = stream.batch(state.step, start, stop_before)
@@ -180,8 +179,10 @@ def train(config: RunConfig, console: Console, *, label: str = "train", accept_d
                 stop.name = ranks.agreed_signal(stop.name)
                 if finished or stop.name or state.step % config.train.checkpoint_every == 0:
                     folder.sync_metrics()
-                    _save(folder, state, config.train.keep_checkpoints, spread, ranks)
+                    _save(folder, state, config.train.keep_checkpoints, spread, ranks, saver)
                     saved_step = state.step
+                if finished or stop.name:
+                    saver.wait()
                 if stop.name:  # also after the last step: what called this, a comparison say, has to stop
                     raise stop.stopped(f"step {saved_step} of {config.train.steps} is saved in {folder.path}")
         for name, epochs in record.get("source_epochs", {}).items():
@@ -213,15 +214,15 @@ def _micro_batches(batch: Batch, sequences: int) -> Iterator[tuple[Batch, bool]]
         yield batch.part(start, stop), stop >= len(batch.tokens)
 
 
-def _save(folder: RunFolder, state: TrainState, keep: int, spread: SpreadModel, ranks: Ranks) -> None:
-    """By all ranks where each holds a part of the model, by the first where each holds all of it."""
+def _save(folder: RunFolder, state: TrainState, keep: int, spread: SpreadModel, ranks: Ranks, saver: Saver) -> None:
+    """By all ranks where each holds a part of the model; while training goes on by the first where it holds all."""
     if spread.cut:
         parts = state.to_checkpoint()
         save_parts(folder.checkpoints, parts, keep, first=ranks.first, together=ranks.together)
         return
     with ranks.together():
         if ranks.first:
-            save_checkpoint(folder.checkpoints, state.to_checkpoint(), keep)
+            saver.save(state.to_checkpoint())
 
 
 def _skipped(
