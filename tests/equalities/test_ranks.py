@@ -18,9 +18,10 @@ from entasis.errors import ConfigError, EntasisError
 from entasis.run.config import RunConfig
 from entasis.run.folder import RunFolder
 from entasis.run.sections import ParallelSection
-from entasis.train import loop, parallel, saver
+from entasis.train import loop, saver
 from entasis.train.interrupt import Preempted
 from entasis.train.loop import train
+from entasis.train.parallel import SpreadModel
 from entasis.train.schedule import learning_rate
 
 MakeConfig = Callable[..., RunConfig]
@@ -147,8 +148,15 @@ def test_gradients_are_exchanged_once_a_step(
 
             return call
 
+        loss_of_pass = SpreadModel.loss_of_pass
+
+        def watched(self: SpreadModel, *args: Any) -> Any:
+            if strategy is DDP:
+                exchanges[0] += self._module.require_backward_grad_sync
+            return loss_of_pass(self, *args)
+
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(parallel, "_sum", counting(parallel._sum))
+            patch.setattr(SpreadModel, "loss_of_pass", watched)
             for name in ("reduce_scatter_tensor", "reduce_scatter_single"):  # the newer name, and the older
                 if hasattr(torch.distributed, name):
                     patch.setattr(torch.distributed, name, counting(getattr(torch.distributed, name)))

@@ -11,7 +11,6 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -61,15 +60,23 @@ class SpreadModel:
         else:
             model.to(computation.device)
             self._module = torch.nn.parallel.DistributedDataParallel(self.loss)
-            self._module.register_comm_hook(None, lambda _, bucket: _sum(bucket.buffer(), reduced))
+            if reduced != torch.float32:
+                from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+
+                self._module.register_comm_hook(None, bf16_compress_hook)
 
     @contextmanager
     def passing(self, *, last: bool) -> Iterator[None]:
         """Around the forward and backward pass of a micro-batch: ranks exchange gradients after the last one alone."""
         if self.cut:
             self._module.set_requires_gradient_sync(last)
-        with self._module.no_sync() if self._ranks.grouped and not self.cut and not last else nullcontext():
+        replicated = self._ranks.grouped and not self.cut
+        with self._module.no_sync() if replicated and not last else nullcontext():
             yield
+        if replicated and last:
+            for parameter in self._module.parameters():  # DDP has divided by the number of ranks
+                if parameter.grad is not None:
+                    parameter.grad.mul_(self._ranks.size)
 
     def loss_of_pass(
         self,
@@ -85,18 +92,6 @@ class SpreadModel:
         """After passes without gradients: lets go of weights that they gathered."""
         if self.cut:
             self._module.reshard()
-
-
-def _sum(gradient: Tensor, dtype: torch.dtype) -> torch.futures.Future[Tensor]:
-    """The exchange of DDP: a sum, in `dtype`. Its own would divide by the number of ranks."""
-    sent = gradient.to(dtype)
-    exchange = dist.all_reduce(sent, async_op=True).get_future()
-
-    def back(done: torch.futures.Future[list[Tensor]]) -> Tensor:
-        return gradient if sent is gradient else gradient.copy_(done.value()[0])
-
-    summed: torch.futures.Future[Tensor] = exchange.then(back)
-    return summed
 
 
 def _mesh(section: ParallelSection, ranks: Ranks) -> DeviceMesh:
