@@ -30,7 +30,7 @@ class Saver:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._join()
         if error is None:  # else that one is told, and the save is tried again when the run goes on
-            self.check()
+            self._check()
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Copies a checkpoint, whose tensors go on changing, and begins to write the copy.
@@ -50,12 +50,6 @@ class Saver:
         self._thread = threading.Thread(target=self._write, args=(copy,), name="save")
         self._thread.start()
 
-    def check(self) -> None:
-        """Raises the error of a save that failed since the last look."""
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
-
     def wait(self) -> None:
         """Until what was begun is on the disk.
 
@@ -63,12 +57,18 @@ class Saver:
             EntasisError: it could not be written.
         """
         self._join()
-        self.check()
+        self._check()
 
     def _join(self) -> None:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
+
+    def _check(self) -> None:
+        """Raises the error of a save that failed since the last look."""
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
 
     def _write(self, checkpoint: Checkpoint) -> None:
         try:
