@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
+from contextlib import suppress
 
 
 def run() -> None:
@@ -20,6 +22,13 @@ def run() -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # an impatient second one must not cut the line short
         print("error: interrupted", file=sys.stderr)
         status = 130
+    if "RANK" in os.environ:
+        # One of several ranks leaves without taking the interpreter down: a thread of their exchange that still lets go
+        # of a tensor at that moment would abort the process.
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError):
+                stream.flush()
+        os._exit(status)
     sys.exit(status)
 
 

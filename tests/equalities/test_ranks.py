@@ -215,6 +215,37 @@ def test_a_signal_to_one_rank_stops_all(
     assert_same_curve(metrics(config), metrics(alone))
 
 
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="reads the names of threads as Linux shows them")
+@pytest.mark.parametrize("fails", [False, True])
+def test_no_thread_of_the_exchange_is_left(make: MakeConfig, on_ranks: OnRanks, quiet: Console, fails: bool) -> None:
+    """Else one that is late waits for the interpreter, and the end of the process for it."""
+    config = make("uniform", {"train.steps": 4})
+
+    def threads() -> list[str]:
+        return [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
+
+    def work(_: int) -> None:
+        seen = []
+
+        def rate(config: RunConfig, step: int) -> float:
+            seen.append("gloo_tcp_loop" in threads())
+            if fails and step == 2:
+                raise EntasisError("as asked")
+            return learning_rate(config, step)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(loop, "learning_rate", rate)
+            try:
+                train(config, quiet)
+            except EntasisError as error:
+                assert str(error) == "as asked"
+                assert "gloo_tcp_loop" not in threads(), "while the error still holds the frames of the run"
+        assert seen == [True] * (3 if fails else 4)
+        assert "gloo_tcp_loop" not in threads()
+
+    assert on_ranks(2, work) == {}
+
+
 def test_a_lost_rank_is_named(make: MakeConfig, on_ranks: OnRanks, quiet: Console) -> None:
     config = make("uniform", {})
 

@@ -64,7 +64,7 @@ def train(config: RunConfig, console: Console, *, label: str = "train", accept_d
         folder.log(line)
         console.print(f"{label}: {line}", markup=False, highlight=False, soft_wrap=True)
 
-    with folder.locked(), ranks.joined(config.parallel):
+    with folder.locked(), ranks.joined(config.parallel) as holders:
         data = open_data(config.data, say)
         data.held_out.require_window(config.model.context)  # now, and not at the first evaluation
         design, block = config.design(data.vocab_size), config.block(data.vocab_size)
@@ -82,7 +82,9 @@ def train(config: RunConfig, console: Console, *, label: str = "train", accept_d
         )
         model = Transformer(design.shape, block, seed=config.train.seed)
         recompute_activations(model, config.train.activation_checkpointing)
-        spread = SpreadModel(model, config.parallel, ranks, computation, compiled=config.train.compile)
+        spread = holders.enter_context(
+            SpreadModel(model, config.parallel, ranks, computation, compiled=config.train.compile)
+        )
         state = TrainState(model, Optimizer(model, config.optimizer), data.fingerprint)
         with ranks.together():
             folder.mend_metrics()

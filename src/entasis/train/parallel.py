@@ -25,7 +25,7 @@ from entasis.train.ranks import Ranks
 
 
 class SpreadModel:
-    """A model as its ranks hold it.
+    """A model as its ranks hold it; a context manager, which lets go of the process group.
 
     Args:
         model: on the CPU, the same on all ranks, and with its activation checkpointing. It is moved to the device and,
@@ -64,6 +64,14 @@ class SpreadModel:
                 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 
                 self._module.register_comm_hook(None, bf16_compress_hook)
+
+    def __enter__(self) -> SpreadModel:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """DDP must not outlive the group's end: whoever drops the group last waits for its threads, and DDP would do so
+        while it keeps the interpreter from them."""
+        self._module = None
 
     @contextmanager
     def passing(self, *, last: bool) -> Iterator[None]:

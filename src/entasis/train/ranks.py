@@ -10,7 +10,7 @@ import os
 import signal
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -103,15 +103,22 @@ class Ranks:
             raise LostRankError(f"rank {self.rank}: stops, since rank {failed - 1} failed")
 
     @contextmanager
-    def joined(self, section: ParallelSection) -> Iterator[None]:
+    def joined(self, section: ParallelSection) -> Iterator[ExitStack]:
         """The process group, for as long as this lasts. NCCL on CUDA, gloo elsewhere.
+
+        Gives a stack for what holds the group: it is left before the group ends.
 
         Raises:
             LostRankError: ranks did not come, ended, or did not answer in time; the line names them, where it can.
         """
         if not self.grouped:
-            yield
+            with ExitStack() as holders:
+                yield holders
             return
+        # This module's functions have the group that there is when it is first imported, by DDP say, as their default,
+        # and would hold it for ever.
+        import torch.distributed.nn.functional
+
         cuda = self.device.type == "cuda"
         if cuda:
             torch.cuda.set_device(self.local)
@@ -127,7 +134,8 @@ class Ranks:
                 timeout=timeout,
                 device_id=torch.device("cuda", self.local) if cuda else None,
             )
-            yield
+            with ExitStack() as holders:
+                yield holders
         except RuntimeError as error:
             if not _is_of_exchange(error):
                 raise
