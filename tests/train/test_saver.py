@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 
 from entasis.errors import StorageError
 from entasis.run.checkpoint import Checkpoint, NonFiniteError, load_newest
+from entasis.run.config import RunConfig
+from entasis.train import loop
 from entasis.train import saver as module
+from entasis.train.loop import train
 from entasis.train.saver import Saver
+from entasis.train.schedule import learning_rate
 
 
 def _checkpoint(step: int, value: torch.Tensor) -> Checkpoint:
@@ -78,3 +84,34 @@ def test_a_weight_that_is_not_finite_is_refused_at_once(tmp_path: Path) -> None:
     with Saver(tmp_path, keep=2) as saver, pytest.raises(NonFiniteError, match=r"^step 1: weight weight"):
         saver.save(_checkpoint(1, torch.tensor([float("nan")])))
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("strategy", [{"strategy": "fsdp"}, {"strategy": "hybrid", "shards": 2}])
+def test_ranks_step_on_while_their_parts_are_saved(
+    strategy: dict[str, Any],
+    make_config: Callable[..., RunConfig],
+    on_ranks: Callable[[int, Callable[[int], object]], dict[int, str]],
+    quiet: Console,
+) -> None:
+    config = make_config({"train.steps": 5, "train.checkpoint_every": 2, "train.micro_batch": 1, "parallel": strategy})
+
+    def work(_: int) -> None:
+        went_on = threading.Event()
+        original = vars(module)["save_parts"]
+
+        def late(*args: Any, **kwargs: Any) -> Any:
+            assert went_on.wait(60), "the run stood still"
+            return original(*args, **kwargs)
+
+        def rate(config: RunConfig, step: int) -> float:
+            if step == 3:  # counted from 0: the step after the first one since the first save has begun
+                went_on.set()
+            return learning_rate(config, step)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(module, "save_parts", late)
+            patch.setattr(loop, "learning_rate", rate)
+            train(config, quiet)
+
+    assert on_ranks(2, work) == {}
+    assert _newest(Path(config.out) / "checkpoints").step == 5

@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError
@@ -35,6 +35,9 @@ from entasis.run.files import sync_file, sync_folder, write_json
 from entasis.run.parts import own
 from entasis.run.sharded import PREFIX, read_parts, write_parts
 from entasis.settings import shorten
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 FORMAT = "entasis-checkpoint-1"
 _MARKER = "complete.json"
@@ -99,6 +102,7 @@ def save_parts(
     *,
     first: bool,
     together: Callable[[], AbstractContextManager[None]],
+    group: ProcessGroup | None = None,
 ) -> None:
     """As `save_checkpoint`, of a model that is cut among ranks; all of them call it, and share the folder's disk.
 
@@ -108,6 +112,7 @@ def save_parts(
         keep: how many checkpoints stay.
         first: whether this rank makes the folder, and says at the end that it is complete.
         together: around what a rank may fail at alone: none goes on before all are done, or if one failed.
+        group: of these ranks; the default one if None.
 
     Raises:
         NonFiniteError: a weight is not finite; nothing is written and nothing removed.
@@ -122,7 +127,7 @@ def save_parts(
                 folder.mkdir(parents=True, exist_ok=True)
                 remove_leftovers(folder)
                 temporary.mkdir()
-        write_parts(temporary, {**checkpoint.model, **checkpoint.optimizer})
+        write_parts(temporary, {**checkpoint.model, **checkpoint.optimizer}, group)
         with together():
             if first:
                 write_json(temporary / "state.json", {"step": checkpoint.step, **checkpoint.state})

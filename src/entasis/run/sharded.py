@@ -10,7 +10,7 @@ import math
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from safetensors import SafetensorError
@@ -18,12 +18,15 @@ from torch import Tensor
 
 from entasis.errors import EntasisError
 
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
 PREFIX = "shard-"
 """Of the names of these files."""
 
 
-def write_parts(folder: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Writes what this rank holds of `tensors`; all ranks call it together. What several hold, one of them writes.
+def write_parts(folder: Path, tensors: Mapping[str, Tensor], group: ProcessGroup | None) -> None:
+    """Writes what this rank holds of `tensors`; all ranks of `group` call it together. What several hold, one writes.
 
     Raises:
         EntasisError: a rank cannot write.
@@ -33,7 +36,8 @@ def write_parts(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     from torch.distributed.checkpoint.state_dict_saver import save
 
     try:
-        save(dict(tensors), storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
+        writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
+        save(dict(tensors), storage_writer=writer, process_group=group)
     except CheckpointException as error:
         raise EntasisError(_first_failure(folder, error.failures)) from None
 

@@ -18,7 +18,7 @@ from entasis.evaluate.sources import held_out_losses
 from entasis.model.device import choose_computation
 from entasis.model.recompute import recompute_activations
 from entasis.model.transformer import Transformer
-from entasis.run.checkpoint import NonFiniteError, load_newest, remove_leftovers, save_parts
+from entasis.run.checkpoint import NonFiniteError, load_newest, remove_leftovers
 from entasis.run.config import RunConfig
 from entasis.run.data_files import check_data, record_data
 from entasis.run.environment import device_name, environment_record
@@ -34,7 +34,7 @@ from entasis.train.monitor import Monitor, Throughput
 from entasis.train.optimizer import Optimizer
 from entasis.train.parallel import SpreadModel
 from entasis.train.peaks import peak_flops
-from entasis.train.ranks import Ranks, ranks_here
+from entasis.train.ranks import ranks_here
 from entasis.train.router import RouterStep
 from entasis.train.saver import Saver
 from entasis.train.schedule import learning_rate
@@ -127,7 +127,8 @@ def train(config: RunConfig, console: Console, *, label: str = "train", accept_d
             peak=peak_flops(device_name(computation.device), computation.dtype, devices=ranks.size),
         )
         mirrors = Mirrors(config, folder, step=state.step, say=say, on=ranks.first)
-        saver = Saver(folder.checkpoints, config.train.keep_checkpoints)
+        savers = ranks.aside(config.parallel) if spread.cut else None
+        saver = Saver(folder.checkpoints, config.train.keep_checkpoints, savers)
         with monitor, mirrors, saver, StopRequest() as stop:
             while state.step < config.train.steps:
                 throughput.start()
@@ -181,7 +182,9 @@ def train(config: RunConfig, console: Console, *, label: str = "train", accept_d
                 stop.name = ranks.agreed_signal(stop.name)
                 if finished or stop.name or state.step % config.train.checkpoint_every == 0:
                     folder.sync_metrics()
-                    _save(folder, state, config.train.keep_checkpoints, spread, ranks, saver)
+                    with ranks.together():
+                        if spread.cut or ranks.first:
+                            saver.save(state.to_checkpoint())
                     saved_step = state.step
                 if finished or stop.name:
                     saver.wait()
@@ -214,17 +217,6 @@ def _micro_batches(batch: Batch, sequences: int) -> Iterator[tuple[Batch, bool]]
     for start in range(0, len(batch.tokens), sequences):
         stop = start + sequences
         yield batch.part(start, stop), stop >= len(batch.tokens)
-
-
-def _save(folder: RunFolder, state: TrainState, keep: int, spread: SpreadModel, ranks: Ranks, saver: Saver) -> None:
-    """By all ranks where each holds a part of the model; while training goes on by the first where it holds all."""
-    if spread.cut:
-        parts = state.to_checkpoint()
-        save_parts(folder.checkpoints, parts, keep, first=ranks.first, together=ranks.together)
-        return
-    with ranks.together():
-        if ranks.first:
-            saver.save(state.to_checkpoint())
 
 
 def _skipped(

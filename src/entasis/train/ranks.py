@@ -11,13 +11,13 @@ import signal
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import Store  # type: ignore[attr-defined]  # public, but not in its list of names
+from torch.distributed import ProcessGroup, Store  # type: ignore[attr-defined]  # public, but not in its list of names
 from torch.distributed.rendezvous import rendezvous
 
 from entasis.errors import ConfigError, EntasisError
@@ -45,6 +45,8 @@ class Ranks:
     """Whether there is a process group."""
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     """Where numbers that are exchanged lie."""
+    group: ProcessGroup | None = None
+    """Through which they are exchanged; the default one if None."""
 
     @property
     def first(self) -> bool:
@@ -72,7 +74,7 @@ class Ranks:
         if not self.grouped:
             return tensor
         tensor = tensor.to(self.device)
-        dist.all_reduce(tensor)
+        dist.all_reduce(tensor, group=self.group)
         return tensor
 
     def total(self, number: int) -> int:
@@ -145,11 +147,18 @@ class Ranks:
             if dist.is_initialized():
                 dist.destroy_process_group()
 
+    def aside(self, section: ParallelSection) -> Ranks:
+        """The same ranks with a group of their own on the CPU, in which a thread of each can exchange meanwhile."""
+        if not self.grouped:
+            return self
+        group = dist.new_group(backend="gloo", timeout=timedelta(seconds=section.timeout_seconds))
+        return replace(self, group=group, device=torch.device("cpu"))
+
     def _largest(self, number: int) -> int:
         if not self.grouped:
             return number
         tensor = torch.tensor(number, device=self.device)
-        dist.all_reduce(tensor, dist.ReduceOp.MAX)
+        dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self.group)
         return int(tensor.item())
 
 

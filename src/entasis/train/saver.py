@@ -1,7 +1,8 @@
 """Saving while training goes on: the state is copied at once, and a thread brings the copy to the disk.
 
 What a checkpoint holds and when it counts does not change: it is complete or absent, whatever happens meanwhile. One is
-written at a time; the next one waits for it.
+written at a time; the next one waits for it. Where each rank holds a part of the model, each has such a thread, and
+they exchange what they must in a group of their own.
 """
 
 from __future__ import annotations
@@ -12,15 +13,23 @@ from pathlib import Path
 
 from torch import Tensor
 
-from entasis.run.checkpoint import Checkpoint, refuse_non_finite, save_checkpoint
+from entasis.run.checkpoint import Checkpoint, refuse_non_finite, save_checkpoint, save_parts
+from entasis.train.ranks import Ranks
 
 
 class Saver:
-    """Writes the checkpoints of one run; a context manager around the run's steps, which waits for the last one."""
+    """Writes the checkpoints of one run; a context manager around the run's steps, which waits for the last one.
 
-    def __init__(self, folder: Path, keep: int) -> None:
+    Args:
+        folder: of the checkpoints.
+        keep: how many of them stay.
+        ranks: where each of them holds a part and all save together, their group for that; else None.
+    """
+
+    def __init__(self, folder: Path, keep: int, ranks: Ranks | None = None) -> None:
         self._folder = folder
         self._keep = keep
+        self._ranks = ranks
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
 
@@ -71,8 +80,13 @@ class Saver:
             raise error
 
     def _write(self, checkpoint: Checkpoint) -> None:
+        ranks = self._ranks
         try:
-            save_checkpoint(self._folder, checkpoint, self._keep)
+            if ranks is None:
+                save_checkpoint(self._folder, checkpoint, self._keep)
+                return
+            first, together = ranks.first, ranks.together
+            save_parts(self._folder, checkpoint, self._keep, first=first, together=together, group=ranks.group)
         except Exception as error:  # told where the run's steps are
             self._error = error
 
