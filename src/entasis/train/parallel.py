@@ -51,6 +51,11 @@ class SpreadModel:
             model.to(computation.device)
             self._module: Any = LanguageLoss(model, torch.compile(model.hidden)) if compiled else self.loss
             return
+        if section.reduce_dtype == "bf16" and not self.cut and ranks.device.type != "cuda":
+            raise ConfigError(
+                f"parallel.reduce_dtype: bf16 under ddp needs CUDA, and this is {ranks.device.type}; choose fp32, or "
+                "parallel.strategy fsdp"
+            )
         if compiled:
             compile_blocks(model)
         reduced = torch.bfloat16 if section.reduce_dtype == "bf16" else torch.float32
