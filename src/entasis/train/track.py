@@ -22,6 +22,8 @@ _LONGEST_QUEUE = 10_000
 _LAST_WAIT_SECONDS = 10.0
 """How long the end of a run waits for a tracker."""
 _TENSORBOARD_FLUSH_SECONDS = 10
+_SERVICE_SECONDS = 30.0
+"""What a service that does not answer may take, also from a process that wants to end."""
 
 
 class Tracker(Protocol):
@@ -158,7 +160,7 @@ class _WandB:
             group=str(folder.path),
             dir=str(folder.path),
             config=config.model_dump(mode="json"),
-            settings={"silent": True, "console": "off"},
+            settings={"silent": True, "console": "off", "init_timeout": _SERVICE_SECONDS},
         )
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
