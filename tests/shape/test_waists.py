@@ -289,7 +289,7 @@ BASE: dict[str, Any] = {"layers": 12, "width": 768, "heads": 12}
         ("growing", {"last": 0.5}, r"^last: expected at least 1 in a growing shape, got 0.5$"),
         ("growing", {"last": float("inf")}, r"^last: expected at most"),
         ("growing", {"turn": 3}, r"^turn: family growing has no such setting"),
-        ("narrowing", {"last": 1.5}, r"^last: expected above 0 and at most 1 in a narrowing shape, got 1.5$"),
+        ("narrowing", {"last": 1.5}, r"^last: expected above 0 and at most 1, got 1.5$"),
         ("narrowing", {"last": 0.0}, r"^last: "),
         ("narrowing", {"last": 0.01}, r"^layer 12: width 7.7 rounds to 0 at multiple 32"),
         ("narrowing", {"last": 0.01, "match": "flops"}, r"^layer 12: width 7.7 rounds to 0 at multiple 32"),

@@ -24,35 +24,48 @@ Progression = Literal["geometric", "arithmetic"]
 """How widths go from the first to the turning layer: by a constant factor, or by a constant step."""
 
 
-@dataclass(frozen=True, slots=True)
-class Waist:
-    """Everything that decides a shape whose width turns once (or not, where the turn is the last layer)."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaistSettings:
+    """What all families whose width turns have in common. Widths are rounded to `multiple`, head dims to
+    `head_dim_multiple`, hidden units to `mlp_multiple`."""
 
     layers: int
     width: int
     heads: int
-    kv_heads: int | None
-    head_dim: int | None
-    mlp_ratio: float
-    mlp_hidden: int | None
-    turn: int
-    ratio: float
-    """Width of the turning layer / reference width."""
-    multiple: int
-    progression: Progression
-    permute: int | None
-    match: Match
-    config: ModelConfig
+    kv_heads: int | None = None
+    head_dim: int | None = None
+    mlp_ratio: float = 4.0
+    mlp_hidden: int | None = None
+    multiple: int = 32
+    head_dim_multiple: int | None = None
+    """Heads together are then nearly as wide as their layer. None: they slice it."""
+    mlp_multiple: int = 1
+    progression: Progression = "geometric"
+    permute: int | None = None
+    """Seed by which the widths between the ends are shuffled."""
+    match: Match = "effective"
     experts: int = 0
     experts_per_token: int = 0
     expert_hidden: int | None = None
     """Hidden units of one expert at the reference width; a layer's own follow its width."""
+    config: ModelConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waist(WaistSettings):
+    """Everything that decides a shape whose width turns once (or not, where the turn is the last layer)."""
+
+    turn: int
+    ratio: float
+    """Width of the turning layer / reference width."""
     head_dims: Sequence[int] | None = None
     """Per layer, where they differ."""
-    head_dim_multiple: int | None = None
-    """What head dims are rounded to; heads together are then nearly as wide as their layer. None: they slice it."""
-    mlp_multiple: int = 1
-    """What hidden units (of one expert) are rounded to."""
+
+    @classmethod
+    def of(cls, settings: WaistSettings, *, turn: int, ratio: float, head_dims: Sequence[int] | None = None) -> Waist:
+        """The settings of a family, and what it makes of its own."""
+        common = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
+        return cls(**common, turn=turn, ratio=ratio, head_dims=head_dims)
 
     def _check(self) -> None:
         """Raises a ConfigError that names a setting which is out of range."""

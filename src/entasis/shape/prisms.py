@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from entasis.errors import ConfigError, ShapeError
 from entasis.shape import rules
@@ -28,78 +29,53 @@ _HOLD = 3
 """Layers that a prism by rule holds a head dim for, unless asked otherwise: the middle of Prism's 2 to 4."""
 
 
-@register_family("prism")
-def prism_family(
-    *,
-    width: int,
-    heads: PerLayer,
-    layers: int | None = None,
-    kv_heads: PerLayer | None = None,
-    baseline_heads: int | None = None,
-    early_head_dim: int | None = None,
-    hold: int | None = None,
-    baseline_share: float | None = None,
-    mlp_ratio: float = 4.0,
-    mlp_hidden: int | None = None,
-    config: ModelConfig,
-) -> Design:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrismSettings:
+    """A head schedule: `heads` per layer; or, with `early_head_dim`, the baseline's one number and a rule.
+
+    By rule the first `hold` (3) layers have heads of `early_head_dim`, and each further `hold` layers heads half as
+    wide, down to the baseline's, which at least `baseline_share` (0.5) of the layers keep.
+    """
+
+    width: int
+    heads: PerLayer
+    layers: int | None = None
+    kv_heads: PerLayer | None = None
+    baseline_heads: int | None = None
+    early_head_dim: int | None = None
+    hold: int | None = None
+    baseline_share: float | None = None
+    mlp_ratio: float = 4.0
+    mlp_hidden: int | None = None
+    config: ModelConfig
+
+
+@register_family("prism", PrismSettings)
+def prism_family(prism: PrismSettings) -> Design:
     """Fewer, wider heads in early layers at constant width (Prism Transformer): `heads` per layer, never falling.
 
-    With `early_head_dim`, `heads` is the baseline's one number and the schedule follows the rule: the first `hold` (3)
-    layers have heads of `early_head_dim`, and each further `hold` layers heads half as wide, down to the baseline's,
-    which at least `baseline_share` (0.5) of the layers keep.
+    With `early_head_dim`, `heads` is the baseline's one number and the schedule follows the rule.
     """
-    if early_head_dim is None:
-        for name, value in (("hold", hold), ("baseline_share", baseline_share)):
-            if value is not None:
-                raise ConfigError(f"{name}: belongs to a prism by rule, which needs early_head_dim, too")
-        listed = heads
-    else:
-        hold = _HOLD if hold is None else hold
-        baseline_share = rules.BASELINE_SHARE if baseline_share is None else baseline_share
-        if baseline_heads not in (None, heads):
-            raise ConfigError(
-                f"baseline_heads: {baseline_heads} beside heads {heads}; with early_head_dim, heads is the baseline's "
-                "one number"
-            )
-        baseline_heads, listed = _rule(width, heads, layers, early_head_dim, hold, baseline_share)
-    shape, reference, baseline = _sliced(width, listed, layers, kv_heads, baseline_heads, mlp_ratio, mlp_hidden)
+    listed, baseline_heads = prism.heads, prism.baseline_heads
+    if prism.early_head_dim is not None:
+        baseline_heads, listed = _rule(prism, prism.early_head_dim)
+    elif prism.hold is not None or prism.baseline_share is not None:
+        name = "baseline_share" if prism.hold is None else "hold"
+        raise ConfigError(f"{name}: belongs to a prism by rule, which needs early_head_dim, too")
+    shape, reference, baseline = _sliced(
+        prism.width, listed, prism.layers, prism.kv_heads, baseline_heads, prism.mlp_ratio, prism.mlp_hidden
+    )
     return Design("prism", shape, reference, (*rules.divides_width(shape), *rules.prism_rules(shape, baseline)))
 
 
-@register_family("prism-reversed")
-def prism_reversed_family(
-    *,
-    width: int,
-    heads: PerLayer,
-    layers: int | None = None,
-    kv_heads: PerLayer | None = None,
-    baseline_heads: int | None = None,
-    early_head_dim: int | None = None,
-    hold: int | None = None,
-    baseline_share: float | None = None,
-    mlp_ratio: float = 4.0,
-    mlp_hidden: int | None = None,
-    config: ModelConfig,
-) -> Design:
+@register_family("prism-reversed", PrismSettings)
+def prism_reversed_family(prism: PrismSettings) -> Design:
     """Prism's control: a prism's schedule from the last layer to the first, narrow heads early.
 
     The settings are those of the prism that is turned round.
     """
-    made = prism_family(
-        width=width,
-        heads=heads,
-        layers=layers,
-        kv_heads=kv_heads,
-        baseline_heads=baseline_heads,
-        early_head_dim=early_head_dim,
-        hold=hold,
-        baseline_share=baseline_share,
-        mlp_ratio=mlp_ratio,
-        mlp_hidden=mlp_hidden,
-        config=config,
-    )
-    shape = Shape(made.shape.layers[::-1], width)
+    made = prism_family(prism)
+    shape = Shape(made.shape.layers[::-1], prism.width)
     broken = [
         rules.Finding("error", None, f"the schedule to be turned round is no prism: {finding}")
         for finding in rules.prism_rules(made.shape, made.reference.layers[0].heads)
@@ -160,10 +136,16 @@ def early_head_dims(early_head_dim: int, baseline_head_dim: int) -> list[int]:
     return dims
 
 
-def _rule(
-    width: int, heads: PerLayer, layers: int | None, early_head_dim: int, hold: int, baseline_share: float
-) -> tuple[int, list[int]]:
+def _rule(prism: PrismSettings, early_head_dim: int) -> tuple[int, list[int]]:
     """The baseline's heads and the schedule by rule."""
+    width, heads, layers = prism.width, prism.heads, prism.layers
+    hold = _HOLD if prism.hold is None else prism.hold
+    baseline_share = rules.BASELINE_SHARE if prism.baseline_share is None else prism.baseline_share
+    if prism.baseline_heads not in (None, heads):
+        raise ConfigError(
+            f"baseline_heads: {prism.baseline_heads} beside heads {heads}; with early_head_dim, heads is the "
+            "baseline's one number"
+        )
     if not isinstance(heads, int):
         raise ConfigError("heads: with early_head_dim the schedule follows from it; give the baseline's one number")
     if layers is None:

@@ -6,8 +6,12 @@ that it is compared with: the uniform shape of the same depth and reference widt
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import get_type_hints
 
 from entasis.errors import ConfigError, ShapeError
 from entasis.shape import rules
@@ -36,15 +40,40 @@ Build = Callable[..., Design]
 FAMILIES: dict[str, Build] = {}
 
 
-def register_family(name: str) -> Callable[[Build], Build]:
+def register_family(name: str, shared: type | None = None) -> Callable[[Build], Build]:
     """Registers a family. The function takes keyword settings and `config`, and returns a Design without findings of
-    the general rules, which `entasis.shape.families.design` adds."""
+    the general rules, which `entasis.shape.families.design` adds.
+
+    Families with many settings in common take them as one dataclass, `shared`, in front of their own; registered is a
+    function of all of them by keyword.
+    """
 
     def register(build: Build) -> Build:
-        FAMILIES[name] = build
+        FAMILIES[name] = build if shared is None else _spread_out(build, shared)
         return build
 
     return register
+
+
+def _spread_out(build: Build, shared: type) -> Build:
+    """A function whose first parameter is the dataclass `shared`, as one that takes its fields by keyword."""
+    fields = dataclasses.fields(shared)
+
+    @functools.wraps(build)
+    def by_keyword(**settings: object) -> Design:
+        common = {field.name: settings.pop(field.name) for field in fields if field.name in settings}
+        return build(shared(**common), **settings)
+
+    kind = inspect.Parameter.KEYWORD_ONLY
+    own = list(inspect.signature(build).parameters.values())[1:]
+    missing = dataclasses.MISSING
+    common = [
+        inspect.Parameter(each.name, kind, default=inspect.Parameter.empty if each.default is missing else each.default)
+        for each in fields
+    ]
+    by_keyword.__signature__ = inspect.Signature([*common, *own])  # type: ignore[attr-defined]
+    by_keyword.__annotations__ = get_type_hints(shared) | get_type_hints(build)
+    return by_keyword
 
 
 # --- checks that families share ---------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from entasis.errors import ConfigError, ShapeError
 from entasis.settings import nearest, shorten
@@ -98,81 +99,46 @@ def openelm_family(
     return Design("openelm", shape, reference)
 
 
-@register_family("crown")
-def crown_family(
-    *,
-    layers: int,
-    width: int,
-    heads: int,
-    kv_heads: int | None = None,
-    head_dim: int | None = None,
-    mlp_ratio: float = 4.0,
-    ends: float = 0.5,
-    middle: float = 1.5,
-    mlp_multiple: int = 8,
-    match: Match = "effective",
-    config: ModelConfig,
-) -> Design:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScaledSettings:
+    """What crown, frame and reverse have in common: one width, one head dim, one number of key/value heads."""
+
+    layers: int
+    width: int
+    heads: int
+    kv_heads: int | None = None
+    head_dim: int | None = None
+    mlp_ratio: float = 4.0
+    mlp_multiple: int = 8
+    match: Match = "effective"
+    config: ModelConfig
+
+
+@register_family("crown", ScaledSettings)
+def crown_family(common: ScaledSettings, *, ends: float = 0.5, middle: float = 1.5) -> Design:
     """Query heads and MLP small at both ends and large in the middle (Crown, Frame, Reverse)."""
-    return _scaled("crown", layers, width, heads, kv_heads, head_dim, mlp_ratio, (ends, middle, ends), mlp_multiple,
-                   match, config)  # fmt: skip
+    return _scaled("crown", common, (ends, middle, ends))
 
 
-@register_family("frame")
-def frame_family(
-    *,
-    layers: int,
-    width: int,
-    heads: int,
-    kv_heads: int | None = None,
-    head_dim: int | None = None,
-    mlp_ratio: float = 4.0,
-    ends: float = 1.5,
-    middle: float = 0.5,
-    mlp_multiple: int = 8,
-    match: Match = "effective",
-    config: ModelConfig,
-) -> Design:
+@register_family("frame", ScaledSettings)
+def frame_family(common: ScaledSettings, *, ends: float = 1.5, middle: float = 0.5) -> Design:
     """Query heads and MLP large at both ends and small in the middle (Crown, Frame, Reverse)."""
-    return _scaled("frame", layers, width, heads, kv_heads, head_dim, mlp_ratio, (ends, middle, ends), mlp_multiple,
-                   match, config)  # fmt: skip
+    return _scaled("frame", common, (ends, middle, ends))
 
 
-@register_family("reverse")
-def reverse_family(
-    *,
-    layers: int,
-    width: int,
-    heads: int,
-    kv_heads: int | None = None,
-    head_dim: int | None = None,
-    mlp_ratio: float = 4.0,
-    first: float = 1.5,
-    last: float = 0.5,
-    mlp_multiple: int = 8,
-    match: Match = "effective",
-    config: ModelConfig,
-) -> Design:
+@register_family("reverse", ScaledSettings)
+def reverse_family(common: ScaledSettings, *, first: float = 1.5, last: float = 0.5) -> Design:
     """Query heads and MLP falling with depth, OpenELM turned round (Crown, Frame, Reverse)."""
-    return _scaled("reverse", layers, width, heads, kv_heads, head_dim, mlp_ratio, (first, last), mlp_multiple,
-                   match, config)  # fmt: skip
+    return _scaled("reverse", common, (first, last))
 
 
-def _scaled(
-    name: str,
-    layers: int,
-    width: int,
-    heads: int,
-    kv_heads: int | None,
-    head_dim: int | None,
-    mlp_ratio: float,
-    points: Sequence[float],
-    mlp_multiple: int,
-    match: Match,
-    config: ModelConfig,
-) -> Design:
-    """Query heads and MLP by straight lines through `points` (first, [middle,] last); one head dim, one number of
-    key/value heads. The MLP is scaled until the budget matches."""
+def _scaled(name: str, common: ScaledSettings, points: Sequence[float]) -> Design:
+    """Query heads and MLP by straight lines through `points` (first, [middle,] last). The MLP is scaled until the
+    budget matches."""
+    layers, width, heads, kv_heads, head_dim = (
+        common.layers, common.width, common.heads, common.kv_heads, common.head_dim
+    )  # fmt: skip
+    mlp_ratio, mlp_multiple = common.mlp_ratio, common.mlp_multiple
     require_depth(layers, len(points), f" in a {name}")
     require_positive(
         width=width, heads=heads, kv_heads=kv_heads, head_dim=head_dim, mlp_ratio=mlp_ratio, mlp_multiple=mlp_multiple
@@ -197,7 +163,7 @@ def _scaled(
         )
 
     reference = column(layers, width, heads, kv, dim, mlp_ratio)
-    return Design(name, matched(build, reference, match, config), reference)
+    return Design(name, matched(build, reference, common.match, common.config), reference)
 
 
 def _with_mlps(width: int, heads: int, kv_heads: int, hidden: Sequence[int]) -> Shape:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from entasis.errors import ConfigError, ShapeError
 from entasis.shape import rules
-from entasis.shape.chains import Progression, Waist
+from entasis.shape.chains import Waist, WaistSettings
 from entasis.shape.columns import column
 from entasis.shape.match import Match, matched
 from entasis.shape.model_config import ModelConfig
@@ -13,148 +13,43 @@ from entasis.shape.records import LayerShape, Shape
 from entasis.shape.registry import Design, register_family, require_depth, require_positive, rounded
 
 
-@register_family("bowtie")
-def bowtie_family(
-    *,
-    layers: int,
-    width: int,
-    heads: int,
-    kv_heads: int | None = None,
-    head_dim: int | None = None,
-    mlp_ratio: float = 4.0,
-    mlp_hidden: int | None = None,
-    bottleneck: float = 0.3,
-    turn: int | None = None,
-    multiple: int = 32,
-    head_dim_multiple: int | None = None,
-    mlp_multiple: int = 1,
-    progression: Progression = "geometric",
-    permute: int | None = None,
-    match: Match = "effective",
-    experts: int = 0,
-    experts_per_token: int = 0,
-    expert_hidden: int | None = None,
-    config: ModelConfig,
-) -> Design:
+@register_family("bowtie", WaistSettings)
+def bowtie_family(common: WaistSettings, *, bottleneck: float = 0.3, turn: int | None = None) -> Design:
     """Wide ends and a narrow waist (><former), matched to the uniform shape of `width`.
 
     The narrowest layer is layer `turn` (from 1; default 0.75 of the layers) with `bottleneck * width` coordinates.
     Every layer has `heads` heads, as published; with `head_dim`, as many heads of that size as come nearest to its
-    width. `permute` shuffles the widths between the ends with that seed. Widths are rounded to `multiple`, head dims to
-    `head_dim_multiple`, hidden units to `mlp_multiple`; without the last two the widths are the published solver's.
+    width. Without `head_dim_multiple` and `mlp_multiple` the widths are the published solver's.
     """
-    if not 0 < bottleneck <= 1:
-        raise ConfigError(f"bottleneck: expected above 0 and at most 1, got {bottleneck}")
-    waist = Waist(
-        layers, width, heads, kv_heads, head_dim, mlp_ratio, mlp_hidden, _inner_turn(layers, turn), bottleneck,
-        multiple, progression, permute, match, config, experts, experts_per_token, expert_hidden,
-        head_dim_multiple=head_dim_multiple, mlp_multiple=mlp_multiple,
-    )  # fmt: skip
-    return waist.design("bowtie")
+    _require_share(bottleneck=bottleneck)
+    return Waist.of(common, turn=_inner_turn(common.layers, turn), ratio=bottleneck).design("bowtie")
 
 
-@register_family("diamond")
-def diamond_family(
-    *,
-    layers: int,
-    width: int,
-    heads: int,
-    kv_heads: int | None = None,
-    head_dim: int | None = None,
-    mlp_ratio: float = 4.0,
-    mlp_hidden: int | None = None,
-    peak: float = 1.5,
-    turn: int | None = None,
-    multiple: int = 32,
-    head_dim_multiple: int | None = None,
-    mlp_multiple: int = 1,
-    progression: Progression = "geometric",
-    permute: int | None = None,
-    match: Match = "effective",
-    experts: int = 0,
-    experts_per_token: int = 0,
-    expert_hidden: int | None = None,
-    config: ModelConfig,
-) -> Design:
+@register_family("diamond", WaistSettings)
+def diamond_family(common: WaistSettings, *, peak: float = 1.5, turn: int | None = None) -> Design:
     """Narrow ends and a wide middle: the widest layer is layer `turn` with `peak * width` coordinates."""
     if not peak >= 1:
         raise ConfigError(f"peak: expected at least 1, got {peak}")
     require_positive(peak=peak)
-    waist = Waist(
-        layers, width, heads, kv_heads, head_dim, mlp_ratio, mlp_hidden, _inner_turn(layers, turn), peak, multiple,
-        progression, permute, match, config, experts, experts_per_token, expert_hidden,
-        head_dim_multiple=head_dim_multiple, mlp_multiple=mlp_multiple,
-    )  # fmt: skip
-    return waist.design("diamond")
+    return Waist.of(common, turn=_inner_turn(common.layers, turn), ratio=peak).design("diamond")
 
 
-@register_family("growing")
-def growing_family(
-    *,
-    layers: int,
-    width: int,
-    heads: int,
-    kv_heads: int | None = None,
-    head_dim: int | None = None,
-    mlp_ratio: float = 4.0,
-    mlp_hidden: int | None = None,
-    last: float = 1.5,
-    multiple: int = 32,
-    head_dim_multiple: int | None = None,
-    mlp_multiple: int = 1,
-    progression: Progression = "geometric",
-    permute: int | None = None,
-    match: Match = "effective",
-    experts: int = 0,
-    experts_per_token: int = 0,
-    expert_hidden: int | None = None,
-    config: ModelConfig,
-) -> Design:
+@register_family("growing", WaistSettings)
+def growing_family(common: WaistSettings, *, last: float = 1.5) -> Design:
     """Wider with depth, up to `last * width` in the last layer."""
     if not last >= 1:
         raise ConfigError(f"last: expected at least 1 in a growing shape, got {last}")
     require_positive(last=last)
-    require_depth(layers, 2, " in a growing shape")
-    waist = Waist(
-        layers, width, heads, kv_heads, head_dim, mlp_ratio, mlp_hidden, layers, last, multiple,
-        progression, permute, match, config, experts, experts_per_token, expert_hidden,
-        head_dim_multiple=head_dim_multiple, mlp_multiple=mlp_multiple,
-    )  # fmt: skip
-    return waist.design("growing")
+    require_depth(common.layers, 2, " in a growing shape")
+    return Waist.of(common, turn=common.layers, ratio=last).design("growing")
 
 
-@register_family("narrowing")
-def narrowing_family(
-    *,
-    layers: int,
-    width: int,
-    heads: int,
-    kv_heads: int | None = None,
-    head_dim: int | None = None,
-    mlp_ratio: float = 4.0,
-    mlp_hidden: int | None = None,
-    last: float = 0.3,
-    multiple: int = 32,
-    head_dim_multiple: int | None = None,
-    mlp_multiple: int = 1,
-    progression: Progression = "geometric",
-    permute: int | None = None,
-    match: Match = "effective",
-    experts: int = 0,
-    experts_per_token: int = 0,
-    expert_hidden: int | None = None,
-    config: ModelConfig,
-) -> Design:
+@register_family("narrowing", WaistSettings)
+def narrowing_family(common: WaistSettings, *, last: float = 0.3) -> Design:
     """Narrower with depth, down to `last * width` in the last layer."""
-    if not 0 < last <= 1:
-        raise ConfigError(f"last: expected above 0 and at most 1 in a narrowing shape, got {last}")
-    require_depth(layers, 2, " in a narrowing shape")
-    waist = Waist(
-        layers, width, heads, kv_heads, head_dim, mlp_ratio, mlp_hidden, layers, last, multiple,
-        progression, permute, match, config, experts, experts_per_token, expert_hidden,
-        head_dim_multiple=head_dim_multiple, mlp_multiple=mlp_multiple,
-    )  # fmt: skip
-    return waist.design("narrowing")
+    _require_share(last=last)
+    require_depth(common.layers, 2, " in a narrowing shape")
+    return Waist.of(common, turn=common.layers, ratio=last).design("narrowing")
 
 
 @register_family("prism-bowtie")
@@ -180,8 +75,7 @@ def prism_bowtie_family(
     baseline's `width / heads`, all rounded to `head_dim_multiple`. A layer has as many heads of its dim as come nearest
     to its width, at least one.
     """
-    if not 0 < bottleneck <= 1:
-        raise ConfigError(f"bottleneck: expected above 0 and at most 1, got {bottleneck}")
+    _require_share(bottleneck=bottleneck)
     require_positive(
         width=width, heads=heads, early_head_dim=early_head_dim, hold=hold, head_dim_multiple=head_dim_multiple
     )
@@ -194,9 +88,9 @@ def prism_bowtie_family(
     if head_dim_multiple is not None:
         dims = [rounded(dim, head_dim_multiple) for dim in dims]
     waist = Waist(
-        layers, width, heads, None, baseline, mlp_ratio, None, turn, bottleneck, multiple,
-        "geometric", None, match, config, head_dims=dims, head_dim_multiple=head_dim_multiple,
-        mlp_multiple=mlp_multiple,
+        layers=layers, width=width, heads=heads, head_dim=baseline, head_dims=dims, mlp_ratio=mlp_ratio, turn=turn,
+        ratio=bottleneck, multiple=multiple, head_dim_multiple=head_dim_multiple, mlp_multiple=mlp_multiple,
+        match=match, config=config,
     )  # fmt: skip
     return waist.design("prism-bowtie")
 
@@ -226,8 +120,7 @@ def half_first_family(
         width=width, heads=heads, kv_heads=kv_heads, mlp_ratio=mlp_ratio, multiple=multiple,
         head_dim_multiple=head_dim_multiple, mlp_multiple=mlp_multiple,
     )  # fmt: skip
-    if not 0 < first <= 1:
-        raise ConfigError(f"first: expected above 0 and at most 1, got {first}")
+    _require_share(first=first)
     step = 2 * heads if multiple is None else multiple
     narrow = rounded(first * width, step)
 
@@ -247,6 +140,13 @@ def half_first_family(
     shape = reference if first == 1 and exact else matched(build, reference, match, config)
     found = rules.divides_width(shape) if head_dim_multiple is None else []
     return Design("half-first", shape, reference, tuple(found))
+
+
+def _require_share(**values: float) -> None:
+    """Raises a ConfigError naming the first value that is no share of the reference width."""
+    for name, value in values.items():
+        if not 0 < value <= 1:
+            raise ConfigError(f"{name}: expected above 0 and at most 1, got {value}")
 
 
 def _inner_turn(layers: int, turn: int | None) -> int:
