@@ -469,3 +469,16 @@ def test_configurations_mutated_at_random(seed: int, command: Command) -> None:
         said = command(source.choice(["train", "compare"]), "c.yaml")
         assert said.status in (1, 2)
         _assert_one_line(said, status=said.status, names="")
+
+
+@pytest.mark.parametrize("name", ["compare", "transfer", "coordinates"])
+def test_a_study_is_refused_under_torchrun(name: str, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("c.yaml").write_text(yaml.safe_dump(_BASE), encoding="utf-8")
+    alone = command(name, "c.yaml")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert command(name, "c.yaml") == alone, "torchrun with one process is as good as none"
+    monkeypatch.setenv("WORLD_SIZE", "2")  # and not RANK, with which the process itself would end
+    said = command(name, "c.yaml")
+    _assert_one_line(said, status=2, names=f"entasis {name}: WORLD_SIZE is 2 in the environment")
+    assert ("--workers N" in said.error) == (name != "coordinates"), "an option that the command has"
+    assert [path.name for path in Path().iterdir()] == ["c.yaml"]

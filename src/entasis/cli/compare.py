@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from entasis.cli.alone import require_alone
+
 
 def compare(
     config: Annotated[Path, typer.Argument(help="A configuration file with a compare section.", show_default=False)],
@@ -18,6 +20,7 @@ def compare(
     workers: Annotated[int, typer.Option(min=1, max=256, help="Runs to train at once, each in a process.")] = 1,
 ) -> None:
     """Train several shapes at one budget, with paired seeds, and write a report."""
+    require_alone("compare", "start it alone, with --workers N to train N runs at once")
     from rich.console import Console
 
     from entasis.run.config import load_config

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from entasis.cli.alone import require_alone
+
 
 def coordinates(
     config: Annotated[str, typer.Argument(help="A configuration file (YAML), or a preset.", show_default=False)],
@@ -30,6 +32,7 @@ def coordinates(
     ] = None,
 ) -> None:
     """Measure activations against width, at the start and over a few steps, and draw them."""
+    require_alone("coordinates", "start it alone")
     from rich.console import Console
 
     from entasis.errors import ConfigError

@@ -50,7 +50,7 @@ def train(
             arguments.append("--accept-data-change")
         launch(run_config, arguments, nproc, max_restarts=max_restarts)
         return
-    if max_restarts and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if max_restarts and os.environ.get("WORLD_SIZE", "1") != "1":
         raise ConfigError("--max-restarts: all ranks have to start again together; give it to torchrun, or use --nproc")
     from rich.console import Console
 

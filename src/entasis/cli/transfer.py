@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from entasis.cli.alone import require_alone
+
 
 def transfer(
     config: Annotated[Path, typer.Argument(help="A configuration file with a transfer section.", show_default=False)],
@@ -17,6 +19,7 @@ def transfer(
     workers: Annotated[int, typer.Option(min=1, max=256, help="Runs to train at once, each in a process.")] = 1,
 ) -> None:
     """Tune each shape at several widths over one grid of learning rates, and say where the best rate goes."""
+    require_alone("transfer", "start it alone, with --workers N to train N runs at once")
     from rich.console import Console
 
     from entasis.run.config import load_config
