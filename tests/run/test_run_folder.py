@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -60,6 +61,74 @@ def test_the_lock_is_freed_by_an_error(tmp_path: Path) -> None:
         raise ZeroDivisionError
     with folder.locked():
         pass
+
+
+@pytest.mark.parametrize("there", ["", "a", "a/b/run"])
+def test_a_start_that_fails_at_once_removes_what_it_made(there: str, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "a" / "b" / "run")
+    (tmp_path / there).mkdir(parents=True, exist_ok=True)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(ZeroDivisionError), folder.locked():
+        folder.log("a line")
+        raise ZeroDivisionError
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_what_was_there_stays(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    with folder.locked():
+        folder.log("a line")
+    before = sorted(tmp_path.rglob("*"))
+    assert [path.name for path in before] == ["run", ".lock", "log.txt"]
+    with pytest.raises(ZeroDivisionError), folder.locked():
+        folder.log("another line")
+        raise ZeroDivisionError
+    assert sorted(tmp_path.rglob("*")) == before
+    assert folder.log_file.read_text(encoding="utf-8").count("line") == 2
+
+
+def test_a_start_that_wrote_something_keeps_it(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    with pytest.raises(ZeroDivisionError), folder.locked():
+        folder.log("a line")
+        folder.append_metrics({"step": 1})
+        raise ZeroDivisionError
+    assert {path.name for path in folder.path.iterdir()} == {".lock", "log.txt", "metrics.jsonl"}
+
+
+@pytest.mark.parametrize("when", ["opened", "locked"])
+def test_a_folder_that_another_start_removes_meanwhile_is_made_again(
+    when: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Between the making of the folder and the opening of the lock, or between its opening and its locking."""
+    folder = RunFolder(tmp_path / "run")
+    removed: list[str] = []
+
+    def remove() -> None:
+        if not removed:
+            removed.append(when)
+            (folder.path / ".lock").unlink(missing_ok=True)
+            folder.path.rmdir()
+
+    if when == "opened":
+        opened = Path.open
+
+        def open_late(self: Path, *arguments: Any, **more: Any) -> Any:
+            remove()
+            return opened(self, *arguments, **more)
+
+        monkeypatch.setattr(Path, "open", open_late)
+    else:
+        flock = fcntl.flock
+
+        def flock_late(*arguments: Any) -> None:
+            remove()
+            flock(*arguments)
+
+        monkeypatch.setattr(fcntl, "flock", flock_late)
+    with folder.locked():
+        assert removed
+        assert (folder.path / ".lock").read_text(encoding="utf-8") == str(os.getpid())
 
 
 # --- what the run is --------------------------------------------------------------------------------------------------

@@ -319,6 +319,25 @@ def test_a_context_longer_than_the_held_out_split_is_refused_before_any_step(
     assert RunFolder(Path(config.out)).read_metrics() == []
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"data.path": "nowhere"},
+        {"data.vocab_size": 50},
+        {"model.context": 1024, "train.batch_tokens": 4096},
+        {"train.skip_bad_steps": 1, "optimizer.learning_rate": 1e38, "schedule.warmup_steps": 0},
+    ],
+    ids=["no data", "other data", "too long", "fails in its steps"],
+)
+def test_a_start_that_is_refused_leaves_no_folder(
+    changes: dict[str, Any], make_config: MakeConfig, quiet: Console, tmp_path: Path
+) -> None:
+    config = make_config(changes, out=tmp_path / "runs" / "a")
+    with pytest.raises(EntasisError):
+        train(config, quiet)
+    assert (tmp_path / "runs").exists() == ("optimizer.learning_rate" in changes), "what was trained is kept"
+
+
 # --- what stops a run -------------------------------------------------------------------------------------------------
 
 

@@ -5,7 +5,6 @@ config.yaml  shape.json  environment.json  data.json  metrics.jsonl  log.txt  to
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from collections.abc import Collection, Iterator, Mapping
@@ -17,6 +16,7 @@ from typing import Any
 from entasis.errors import ConfigError, EntasisError, ShapeError
 from entasis.run.config import RunConfig, parse_config
 from entasis.run.files import naming, read_object, write_json, write_text
+from entasis.run.lock import locked_folder
 from entasis.settings import read_yaml
 from entasis.shape.records import Shape
 
@@ -70,31 +70,8 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Holds the folder (made if needed) for this process. The kernel frees the lock however the process ends.
-
-        Raises:
-            EntasisError: another process holds it.
-        """
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(
-                f"out: {self.path} cannot be made ({(error.strerror or str(error)).lower()}); choose another folder"
-            ) from None
-        with (self.path / ".lock").open("a+") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                file.seek(0)
-                owner = file.read().strip() or "unknown"
-                raise EntasisError(
-                    f"{self.path}: process {owner} is working in this run folder; wait for it or choose another `out`"
-                ) from None
-            with naming(self.path / ".lock"):
-                file.seek(0)
-                file.truncate()
-                file.write(str(os.getpid()))
-                file.flush()
+        """Holds the folder, as `locked_folder` does."""
+        with locked_folder(self.path):
             yield
 
     def require_study(self, setting: str = "out") -> None:
