@@ -416,6 +416,9 @@ def test_what_is_not_there(command: Command) -> None:
     Path("plain").mkdir()
     Path("plain", "manifest.json").write_text("{", encoding="utf-8")
     _assert_one_line(command("train", "c.yaml", "-s", "data.path=plain"), status=1, names="plain/manifest.json")
+    long = "x" * 300
+    line = f"{long}: holds no prepared data that can be read (manifest.json: file name too long)"
+    _assert_one_line(command("train", "c.yaml", "-s", f"data.path={long}"), status=1, names=line)
     Path("file").write_text("", encoding="utf-8")
     _assert_one_line(command("train", "c.yaml", "-s", "out=file"), status=2, names="out: file")
     _assert_one_line(command("train", "c.yaml", "-s", "out=file/within"), status=2, names="out: file")

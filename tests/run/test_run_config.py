@@ -168,6 +168,26 @@ def test_what_cannot_act_or_cannot_be_is_told(settings: dict[str, Any], message:
         parse_config({**_MINIMAL, **settings})
 
 
+_EXPERTS = {"experts": 4, "experts_per_token": 2, "expert_hidden": 16}
+
+
+def test_a_weight_of_router_losses_needs_experts(tmp_path: Path) -> None:
+    def load(weight: float, shape: dict[str, Any], compared: dict[str, Any] | None = None) -> RunConfig:
+        data = {**_MINIMAL, "shape": {**_MINIMAL["shape"], **shape}, "train": {"steps": 5, "router_loss": weight}}
+        return load_config(
+            _written(tmp_path / "c.yaml", data | ({"compare": {"shapes": compared}} if compared else {}))
+        )
+
+    for dense in (None, {"a": {}, "b": {"width": 48}}):
+        with pytest.raises(ConfigError, match=r"^train\.router_loss 0\.5: no layer has experts"):
+            load(0.5, {}, dense)
+        assert load(0.01, {}, dense).train.router_loss == 0.01, "as every saved configuration has it"
+    assert load(0.5, _EXPERTS).train.router_loss == 0.5
+    mixed = load(0.5, {}, {"dense": {}, "mixture": _EXPERTS})
+    alone = mixed.for_shape("dense")
+    assert parse_config(parse_yaml(alone.to_yaml(), "saved")) == alone, "its run reads its own configuration back"
+
+
 # --- compared shapes --------------------------------------------------------------------------------------------------
 
 

@@ -105,6 +105,16 @@ def test_going_on_says_so_and_names_what_changed(make_config: MakeConfig, consol
     assert RunFolder(Path(config.out)).read_config() == config
 
 
+def test_a_run_that_was_shortened_to_its_warm_up_says_so(make_config: MakeConfig, console: Console) -> None:
+    config = make_config({"train.steps": 3})
+    train(config, console)
+    line = "schedule.warmup_steps 3 is no less than train.steps 3: the learning rate only rises, to 0.003"
+    assert line in _said(console)
+    assert line in RunFolder(Path(config.out)).log_file.read_text(encoding="utf-8")
+    train(make_config({"train.steps": 4}), console)
+    assert _said(console).count("warmup_steps") == 1
+
+
 def test_a_finished_run_keeps_the_record_of_what_it_ran_on(
     make_config: MakeConfig, quiet: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -10,11 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from entasis.run.config import parse_config
+from entasis.run.config import RunConfig, parse_config
 from entasis.run.sections import ScheduleSection
-from entasis.train.schedule import learning_rate, rate_share
+from entasis.train.schedule import learning_rate, rate_share, warm_up_note
 
 Name = Literal["cosine", "constant", "wsd"]
+MakeConfig = Callable[..., RunConfig]
 
 
 def _shares(steps: int, **settings: Any) -> list[float]:
@@ -119,3 +121,19 @@ def test_the_power_schedule_has_the_published_rates(
     assert max(rates) == rates[warmup] == pytest.approx(peak, rel=2e-3)
     assert rates[-1] == pytest.approx(final, rel=4e-3)
     assert rates[warmup // 2] == pytest.approx(rates[warmup] / 2, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("steps", "warmup", "name", "reached"),
+    [(4, 20, "cosine", "0.0006"), (4, 4, "constant", "0.003"), (1, 3, "wsd", "0.001"), (4, 4, "power", "0.00225")],
+)
+def test_a_run_within_its_warm_up_says_so(
+    steps: int, warmup: int, name: str, reached: str, make_config: MakeConfig
+) -> None:
+    config = make_config({"train.steps": steps, "schedule": {"name": name, "warmup_steps": warmup}})
+    assert warm_up_note(config) == (
+        f"schedule.warmup_steps {warmup} is no less than train.steps {steps}: the learning rate only rises, to "
+        f"{reached} (optimizer.learning_rate 0.003)"
+    )
+    longer = make_config({"train.steps": warmup + 1, "schedule": {"name": name, "warmup_steps": warmup}})
+    assert warm_up_note(longer) is None

@@ -124,7 +124,8 @@ def read_manifest(folder: Path) -> Manifest:
     except FileNotFoundError as error:
         raise EntasisError(f"{folder}: holds no prepared data (no {MANIFEST_FILE}); run entasis prepare") from error
     except OSError as error:
-        raise EntasisError(f"{path}: cannot be read ({error})") from error
+        why = (error.strerror or str(error)).lower()
+        raise EntasisError(f"{folder}: holds no prepared data that can be read ({MANIFEST_FILE}: {why})") from error
     return parse_manifest(text, path)
 
 

@@ -53,6 +53,8 @@ from entasis.data.workplace import complete_or_absent
 from entasis.errors import ConfigError, EntasisError
 
 DEFAULT_SHARD_TOKENS = 100_000_000
+SMALLEST_SHARD_TOKENS = 512
+"""Each shard is a file, and a text of some size would be more files than a folder holds well."""
 _SMALL_TEXT_BYTES = 16 << 20  # below this, starting processes takes longer than they save
 
 Progress = Callable[[Literal["streaming", "reading", "training the tokenizer", "encoding"], int, int | None], None]
@@ -80,8 +82,8 @@ class Preparation:
     def __post_init__(self) -> None:
         if not 0 < self.held_out < 1:
             raise ConfigError(f"--held-out: expected a share between 0 and 1, got {self.held_out}")
-        if self.shard_tokens < 1:
-            raise ConfigError(f"--shard-tokens: expected at least 1, got {self.shard_tokens}")
+        if self.shard_tokens < SMALLEST_SHARD_TOKENS:
+            raise ConfigError(f"--shard-tokens: expected at least {SMALLEST_SHARD_TOKENS}, got {self.shard_tokens}")
         is_made = self.tokenizer == "bytes" or bpe_vocab_size(self.tokenizer) is not None
         if self.eos is not None and (is_made or self.tokenizer.startswith(TIKTOKEN)):
             raise ConfigError(f"--eos: only for a tokenizer file; {self.tokenizer} has its own")

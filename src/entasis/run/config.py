@@ -167,7 +167,9 @@ def load_config(source: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     data = read_inherited(source)
     for override in overrides:
         _set(data, override)
-    return parse_config(data)
+    config = parse_config(data)
+    _require_experts(config)
+    return config
 
 
 def parse_config(data: Mapping[str, Any]) -> RunConfig:
@@ -193,6 +195,20 @@ def parse_config(data: Mapping[str, Any]) -> RunConfig:
                 f"compare.shapes.{name}: {str(error).removeprefix('shape.').removeprefix('shape: ')}"
             ) from None
     return config
+
+
+def _require_experts(config: RunConfig) -> None:
+    """Refuses a weight of routers' losses that no shape has, of what a person wrote: of a study, the runs of shapes
+    without experts keep the weight of the others in their own configurations."""
+    weight = config.train.router_loss
+    if weight == TrainSection.model_fields["router_loss"].default:
+        return
+    configs = [config, *(config.for_shape(name) for name in (config.compare.shapes if config.compare else ()))]
+    if not any(layer.experts for each in configs for layer in each.design(vocab_size=256).shape.layers):
+        raise ConfigError(
+            f"train.router_loss {weight:g}: no layer has experts, whose routers it is for; remove it, or set "
+            "shape.experts"
+        )
 
 
 def _settings_of(family: str, shape_name: str) -> tuple[str, ...]:

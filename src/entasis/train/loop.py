@@ -37,7 +37,7 @@ from entasis.train.peaks import peak_flops
 from entasis.train.ranks import ranks_here
 from entasis.train.router import RouterStep
 from entasis.train.saver import Saver
-from entasis.train.schedule import learning_rate
+from entasis.train.schedule import learning_rate, warm_up_note
 from entasis.train.state import TrainState
 from entasis.train.track import Mirrors
 
@@ -107,6 +107,8 @@ def train(config: RunConfig, console: Console, *, label: str = "train", accept_d
                 say(f"changed since the run began: {change}")
         else:
             say(f"{model.parameter_count:,} parameters; {state.optimizer.describe()}")
+        if note := warm_up_note(config):
+            say(note)
         # Only now: a run that is refused above leaves the folder as it was.
         with ranks.together():
             folder.write(config, design.shape, environment)

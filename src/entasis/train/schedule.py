@@ -17,6 +17,17 @@ def learning_rate(config: RunConfig, step: int) -> float:
     return config.optimizer.learning_rate * rate_share(config.schedule, step, config.train.steps)
 
 
+def warm_up_note(config: RunConfig) -> str | None:
+    """A line for a run that is no longer than its warm-up, as one that was shortened may be; None for a longer one."""
+    warmup, steps = config.schedule.warmup_steps, config.train.steps
+    if warmup < steps:
+        return None
+    return (
+        f"schedule.warmup_steps {warmup} is no less than train.steps {steps}: the learning rate only rises, to "
+        f"{learning_rate(config, steps - 1):.3g} (optimizer.learning_rate {config.optimizer.learning_rate:g})"
+    )
+
+
 def rate_share(schedule: ScheduleSection, step: int, steps: int) -> float:
     """Share of the peak rate for the update number `step` (from 0) of `steps`, of every schedule but `power`.
 
