@@ -10,6 +10,7 @@ import torch
 from rich.console import Console
 
 from entasis.run.folder import RunFolder
+from entasis.train.memory import count_peak_from_here, peak_bytes
 from entasis.train.monitor import Monitor, Throughput
 from entasis.train.peaks import peak_flops
 
@@ -147,3 +148,31 @@ def test_no_utilisation_without_a_peak_and_nothing_where_no_terminal_is(tmp_path
     with monitor:
         monitor.step(_record(4))
     assert not shown.getvalue().strip()
+
+
+def test_the_speed_of_a_run_in_a_line(tmp_path: Path) -> None:
+    for peak, memory, line in (
+        (None, None, "1,000 tokens/s"),
+        (None, 3 << 29, "1,000 tokens/s, 1.50 GiB at most"),
+        ((10e9, "H100"), 3 << 29, "1,000 tokens/s, MFU 30% of H100, 1.50 GiB at most"),
+    ):
+        monitor, _ = _monitor(tmp_path, peak, terminal=False)
+        with monitor:
+            monitor.step(_record(3))
+        assert monitor.speed(memory) == line
+
+
+def test_peak_memory_is_counted_from_the_start_of_a_run_on_cuda_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, torch.device]] = []
+
+    def read(device: torch.device) -> int:
+        asked.append(("read", device))
+        return 7
+
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: asked.append(("reset", device)))
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", read)
+    cpu, cuda = torch.device("cpu"), torch.device("cuda", 0)
+    count_peak_from_here(cpu)
+    assert (peak_bytes(cpu), asked) == (None, [])
+    count_peak_from_here(cuda)
+    assert (peak_bytes(cuda), asked) == (7, [("reset", cuda), ("read", cuda)])

@@ -30,6 +30,7 @@ from entasis.run.open_data import open_data
 from entasis.run.parts import whole
 from entasis.shape.budget import budget
 from entasis.train.interrupt import StopRequest
+from entasis.train.memory import count_peak_from_here, peak_bytes
 from entasis.train.monitor import Monitor, Throughput
 from entasis.train.optimizer import Optimizer
 from entasis.train.parallel import SpreadModel
@@ -80,6 +81,7 @@ def train(config: RunConfig, console: Console, *, label: str = "train", accept_d
             eos_id=data.eos_id,
             masking=masking(config, data),
         )
+        count_peak_from_here(computation.device)
         model = Transformer(design.shape, block, seed=config.train.seed)
         recompute_activations(model, config.train.activation_checkpointing)
         spread = holders.enter_context(
@@ -195,7 +197,8 @@ def train(config: RunConfig, console: Console, *, label: str = "train", accept_d
         for name, epochs in record.get("source_epochs", {}).items():
             say(f"{name}: {record['source_tokens'][name]:,} tokens, {epochs:.3f} epochs")
         left_out = f" ({len(state.skipped)} left out)" if state.skipped else ""
-        say(f"held-out loss {record['val_loss']:.4f} after {state.step} steps{left_out}, {monitor.rate:,.0f} tokens/s")
+        speed = monitor.speed(peak_bytes(computation.device))
+        say(f"held-out loss {record['val_loss']:.4f} after {state.step} steps{left_out}, {speed}")
 
 
 def _require_no_more(step: int, config: RunConfig) -> None:

@@ -99,7 +99,8 @@ class Monitor:
             self._folder.log(line)
             if not self._console.is_terminal:  # no bar there, but a cluster's log should show progress
                 self._console.print(f"{self._label}: {line}", markup=False, highlight=False, soft_wrap=True)
-        numbers = f"loss {self._train_loss:.3f}  {self.rate:,.0f} tokens/s{self._utilisation()}"
+        numbers = f"loss {self._train_loss:.3f}  {self.rate:,.0f} tokens/s"
+        numbers += f"  {self._utilisation()}" if self._peak else ""
         numbers += "" if self._val_loss is None else f"  held-out {self._val_loss:.3f}"
         self._progress.update(self._task, completed=record["step"], numbers=numbers)
 
@@ -108,9 +109,15 @@ class Monitor:
         """Tokens per second, the median of the last steps."""
         return median(self._recent)
 
+    def speed(self, peak_bytes: int | None) -> str:
+        """The last steps in a line: tokens per second, MFU where the device's peak is known, and peak memory."""
+        parts = [f"{self.rate:,.0f} tokens/s"]
+        parts += [self._utilisation()] if self._peak else []
+        parts += [] if peak_bytes is None else [f"{peak_bytes / 2**30:.2f} GiB at most"]
+        return ", ".join(parts)
+
     def _utilisation(self) -> str:
         """Model-FLOPs utilisation (forward and backward as three forward passes) with the peak that it refers to."""
-        if self._peak is None:
-            return ""
+        assert self._peak is not None
         peak, name = self._peak
-        return f"  MFU {3 * self._flops_per_token * self.rate / peak:.0%} of {name}"
+        return f"MFU {3 * self._flops_per_token * self.rate / peak:.0%} of {name}"
