@@ -156,7 +156,7 @@ def _train(models: Sequence[Model], work: Path) -> None:
     """Starts the models' commands together, and waits for all.
 
     Raises:
-        SystemExit: one failed; its last lines are shown.
+        SystemExit: one failed; what it said is shown.
     """
     said = {model.name: (work / f"{model.name}.txt").open("w+", encoding="utf-8") for model in models}
     started = [
@@ -171,7 +171,9 @@ def _train(models: Sequence[Model], work: Path) -> None:
             process.wait()
     for model in failed:
         said[model.name].seek(0)
-        print(f"gpu_smoke: {model.name} failed:", *said[model.name].readlines()[-30:], sep="\n", file=sys.stderr)
+        lines = said[model.name].read().splitlines()
+        own = [line for line in lines if line.startswith("error: ")]  # else torchrun's page hides it
+        print(f"gpu_smoke: {model.name} failed:", *(own or lines[-30:]), sep="\n", file=sys.stderr)
     for file in said.values():
         file.close()
     if failed:
