@@ -11,7 +11,7 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -224,10 +224,22 @@ def _free_port() -> int:
 def on_ranks(tmp_path: Path) -> Callable[..., dict[int, str]]:
     """Runs `function(rank)` on so many forked processes with the environment that torchrun gives.
 
-    Gives what each rank that failed said, by rank. All are ended after two minutes, so that no test leaves one behind.
+    Gives what each rank that failed said, by rank. All are ended after two minutes, or so many `seconds`, so that no
+    test leaves one behind. `kill_after` says of ranks after how many seconds they are killed (SIGKILL), if they live.
     """
+    # What DDP, FSDP and sharded checkpoints load at their first use, which is most of a tiny run's time: once, here.
+    import torch._dynamo
+    import torch.distributed.checkpoint.hf_storage
+    import torch.distributed.fsdp
+    import torch.distributed.nn.functional
 
-    def run(size: int, function: Callable[[int], object]) -> dict[int, str]:
+    def run(
+        size: int,
+        function: Callable[[int], object],
+        *,
+        kill_after: Mapping[int, float] | None = None,
+        seconds: float = 120,
+    ) -> dict[int, str]:
         port = str(_free_port())
         said = Path(tempfile.mkdtemp(dir=tmp_path))
 
@@ -236,7 +248,7 @@ def on_ranks(tmp_path: Path) -> Callable[..., dict[int, str]]:
             os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)}
             os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
             where = (said / f"{rank}-hangs").open("w")
-            faulthandler.dump_traceback_later(100, file=where)
+            faulthandler.dump_traceback_later(0.85 * seconds, file=where)
             try:
                 function(rank)
             except Exception as error:
@@ -247,8 +259,12 @@ def on_ranks(tmp_path: Path) -> Callable[..., dict[int, str]]:
         processes = [context.Process(target=work, args=(rank,)) for rank in range(size)]
         for process in processes:
             process.start()
-        deadline = time.monotonic() + 120
+        started = time.monotonic()
+        deadline = started + seconds
         try:
+            for rank, after in sorted((kill_after or {}).items(), key=lambda pair: pair[1]):
+                time.sleep(max(0.0, started + after - time.monotonic()))
+                processes[rank].kill()
             for process in processes:
                 process.join(max(0.0, deadline - time.monotonic()))
             hang = [rank for rank, process in enumerate(processes) if process.exitcode is None]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import random
-import re
 import signal
 import time
 from collections.abc import Callable
@@ -14,13 +12,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from entasis.evaluate import sources
-from entasis.run.checkpoint import load_newest
 from entasis.run.config import RunConfig
-from entasis.run.folder import RunFolder
-from entasis.train import saver
 from entasis.train.loop import train
-from entasis.train.parallel import SpreadModel
 
 MakeConfig = Callable[..., RunConfig]
 Outcome = Any
@@ -35,49 +28,6 @@ _KINDS: dict[str, dict[str, Any]] = {
     "epochs that end inside a step": {"train.batch_tokens": 96, "train.micro_batch": 2, "model.style": "gpt2"},
 }
 
-# Whatever touches the disk, each pass of an accumulation, each evaluation.
-_PLACES: tuple[tuple[object, str], ...] = (
-    (os, "fsync"),
-    (os, "rename"),
-    (os, "replace"),
-    (os, "unlink"),
-    (os, "rmdir"),
-    (os, "mkdir"),
-    (SpreadModel, "loss_of_pass"),
-    (sources, "held_out_loss"),
-    (saver, "save_checkpoint"),
-    (RunFolder, "append_metrics"),
-    (RunFolder, "sync_metrics"),
-)
-
-
-def _watch(patch: pytest.MonkeyPatch, note: Path, die_at: int | None) -> None:
-    """Notes each checkpoint that got its name; SIGKILL before or after the `die_at`-th call of all at `_PLACES`."""
-    calls = 0
-    for where, name in _PLACES:
-        original = getattr(where, name)
-
-        def wrapped(*args: Any, original: Any = original, name: str = name, **kwargs: Any) -> Any:
-            nonlocal calls
-            calls += 1
-            mine = calls
-            if mine == die_at and mine % 2:
-                os.kill(os.getpid(), signal.SIGKILL)
-            result = original(*args, **kwargs)
-            if name == "rename" and (announced := re.fullmatch(r"step-(\d+)", Path(args[1]).name)):
-                with note.open("a", encoding="utf-8") as file:
-                    file.write(f"{announced[1]}\n")
-            if mine == die_at:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return result
-
-        patch.setattr(where, name, wrapped)
-
-
-def _newest(folder: Path) -> int:
-    found = load_newest(folder / "checkpoints", lambda line: pytest.fail(f"a kill damaged a checkpoint: {line}"))
-    return found.step if found else 0
-
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", _KINDS)
@@ -88,6 +38,8 @@ def test_killed_more_than_two_hundred_times(
     outcome: Callable[[Path], Outcome],
     assert_same_bits: Callable[[Outcome, Outcome], None],
     in_child: Callable[..., int],
+    watch: Callable[..., list[str]],
+    newest_step: Callable[[Path, Path, int], int],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
@@ -106,15 +58,12 @@ def test_killed_more_than_two_hundred_times(
     while any(left.values()):
         how = source.choice([each for each, count in left.items() if count])
         with monkeypatch.context() as patch:
-            _watch(patch, note, source.randint(1, 60) if how == "place" else None)
+            watch(patch, note, source.randint(1, 60) if how == "place" else None)
             kill_after = source.uniform(0.01, 0.6) * longest if how == "time" else None
             code = in_child(lambda c=config: train(c, quiet), kill_after=kill_after)
         assert code in (0, -signal.SIGKILL)
         left[how] -= code != 0
-        now = _newest(Path(config.out))
-        announced = [int(line) for line in note.read_text(encoding="utf-8").split()] if note.exists() else []
-        assert now >= max([before, *announced]), "an announced checkpoint is lost"
-        before = now
+        before = newest_step(Path(config.out), note, before)
         if code == 0:
             assert_same_bits(outcome(Path(config.out)), outcome(Path(whole.out)))
             assert not [path.name for path in Path(config.out).rglob("*.tmp")], "leftovers"
