@@ -19,7 +19,9 @@ import pytest
 from entasis.run.config import RunConfig
 from entasis.run.folder import RunFolder
 
-_KILLS = 30
+_KILLS, _AT_THE_START = 30, 5
+"""In all, and those of them that come while the command starts."""
+_STEPS, _RUNS = 160, 8
 _TIMES = {"tokens_per_second", "command", "environment"}
 """What results.json says of the machine and of the clock."""
 
@@ -44,26 +46,61 @@ def _free(lock: Path) -> bool:
     return True
 
 
-def _finished(study: Path, steps: int) -> dict[Path, bytes]:
+def _finished(study: Path) -> dict[Path, bytes]:
     """The metrics of every run that is done, by folder."""
     done = {}
     for file in study.glob("*/*/metrics.jsonl"):
         records = RunFolder(file.parent).read_metrics()
-        if records and records[-1]["step"] == steps and (file.parent / f"checkpoints/step-{steps:08d}").exists():
+        if records and records[-1]["step"] == _STEPS and (file.parent / f"checkpoints/step-{_STEPS:08d}").exists():
             done[file.parent] = file.read_bytes()
     return done
 
 
-def _size(study: Path) -> int:
-    return sum(file.stat().st_size for file in study.glob("*/*/metrics.jsonl"))
+def _saved(study: Path) -> int:
+    """Steps of all runs that are saved, which no kill takes back."""
+    newest: dict[Path, int] = {}
+    for folder in study.glob("*/*/checkpoints/step-*"):
+        newest[folder.parent] = max(newest.get(folder.parent, 0), int(folder.name.removeprefix("step-")))
+    return sum(newest.values())
+
+
+def _reached(study: Path, steps: int, process: subprocess.Popen[bytes], seconds: float) -> bool:
+    """Waits until so many steps are saved; False if the command ended first, or the seconds were over."""
+    limit = time.monotonic() + seconds
+    while _saved(study) < steps:
+        if process.poll() is not None or time.monotonic() >= limit:
+            return False
+        time.sleep(0.003)
+    return True
+
+
+def _leave(study: Path) -> None:
+    """Waits until no worker holds a run."""
+    limit = time.monotonic() + 60
+    while not all(map(_free, study.glob("**/.lock"))):
+        assert time.monotonic() < limit, "the command is gone, and its workers stay"
+        time.sleep(0.01)
+
+
+def _plan(source: random.Random) -> list[int | None]:
+    """For each kill how many steps are saved before it, at random; None: while the command starts.
+
+    The last waits for 3.5 runs' worth of steps. Two workers have no more than two runs begun and not finished, so that
+    at least two are finished by then, on a machine of any speed; and more than half of the work is still left.
+    """
+    last = 7 * _STEPS // 2
+    marks = [*sorted(source.sample(range(1, last), _KILLS - _AT_THE_START - 1)), last]
+    plan: list[int | None] = []
+    while len(plan) < _KILLS:
+        plan.append(None if len(plan) % 6 == 0 else marks.pop(0))
+    return plan
 
 
 @pytest.mark.slow
 def test_a_study_with_two_workers_killed_thirty_times(make_config: Callable[..., RunConfig], tmp_path: Path) -> None:
-    steps = 220
     changes = {
         "shape": {"family": "uniform", "layers": 2, "width": 16, "heads": 4},
-        "train.steps": steps,
+        "train.steps": _STEPS,
         "train.checkpoint_every": 1,
         "train.evaluate_every": 20,
         "compare": {
@@ -76,23 +113,28 @@ def test_a_study_with_two_workers_killed_thirty_times(make_config: Callable[...,
     for name in ("whole", "killed"):
         files[name] = tmp_path / f"{name}.yaml"
         files[name].write_text(make_config(changes, out=tmp_path / name).to_yaml(), encoding="utf-8")
-    assert _start(files["whole"]).wait(timeout=300) == 0
+    begun = time.monotonic()
+    process = _start(files["whole"])
+    assert _reached(tmp_path / "whole", 1, process, seconds=120)
+    start_seconds = time.monotonic() - begun
+    assert process.wait(timeout=600) == 0
+    assert _saved(tmp_path / "whole") == _RUNS * _STEPS
+    step_seconds = (time.monotonic() - begun - start_seconds) / (_RUNS * _STEPS)
 
     study, source = tmp_path / "killed", random.Random(17)
-    kills, workers_killed, done = 0, 0, dict[Path, bytes]()
-    while kills < _KILLS:
-        size = _size(study)
+    workers_killed, done = 0, dict[Path, bytes]()
+    for kill, mark in enumerate(_plan(source)):
+        before = _saved(study)
         process = _start(files["killed"])
-        # Now and then while it starts; else some time after a worker took a new step, which may end a run.
-        limit = time.monotonic() + (source.uniform(0, 5) if kills % 6 == 0 else 60)
-        while process.poll() is None and _size(study) == size and time.monotonic() < limit:
-            time.sleep(0.01)
-        time.sleep(source.uniform(0, 0.6))
-        if process.poll() is not None:
-            assert process.returncode == 0, process.communicate()
-            break
+        if mark is None:
+            _reached(study, before + 1, process, seconds=source.uniform(0, 1) * start_seconds)
+        else:
+            wanted = max(mark, before + 1)  # where the kill before came late: at the first new step
+            assert _reached(study, wanted, process, seconds=300), f"{_saved(study)} steps saved instead of {wanted}"
+            time.sleep(source.uniform(0, 4) * step_seconds)  # anywhere in what follows a save
+        assert process.poll() is None, f"the study was over before kill {kill}: {process.communicate()}"
         owners = [int(lock.read_text() or 0) for lock in study.glob("*/*/.lock") if not _free(lock)]
-        if kills % 3 == 2 and owners:  # a worker, which the study then says
+        if kill % 3 == 2 and owners:  # a worker, which the study then says
             os.kill(source.choice(owners), signal.SIGKILL)
             _, errors = process.communicate(timeout=60)
             assert process.returncode in (0, 1)
@@ -102,17 +144,15 @@ def test_a_study_with_two_workers_killed_thirty_times(make_config: Callable[...,
         else:
             process.kill()
             process.communicate()
-        kills += 1
-        while not all(map(_free, study.glob("**/.lock"))):  # the workers notice, and leave
-            time.sleep(0.01)
+        _leave(study)
+        assert _saved(study) >= max(before, mark or 0), "a checkpoint is lost"
         for run, metrics in done.items():
             assert (run / "metrics.jsonl").read_bytes() == metrics, f"{run.name} was finished, and trained again"
-        done = _finished(study, steps)
-    assert kills == _KILLS, f"the study was over after {kills} kills"
+        done = _finished(study)
     assert workers_killed >= 3
     assert len(done) >= 2, "no run was finished between the kills"
     finish = _start(files["killed"])
-    assert finish.wait(timeout=300) == 0
+    assert finish.wait(timeout=600) == 0
     for run, metrics in done.items():
         assert (run / "metrics.jsonl").read_bytes() == metrics, f"{run.name} was finished, and trained again"
     results = [
