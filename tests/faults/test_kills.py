@@ -74,3 +74,35 @@ def test_killed_more_than_two_hundred_times(
     train(config, quiet)
     assert_same_bits(outcome(Path(config.out)), outcome(Path(whole.out)))
     assert finished, "kills so close to each other that no run got on prove little"
+
+
+@pytest.mark.slow
+def test_killed_at_every_place(
+    make_config: MakeConfig,
+    quiet: Console,
+    outcome: Callable[[Path], Outcome],
+    assert_same_bits: Callable[[Outcome, Outcome], None],
+    in_child: Callable[..., int],
+    watch: Callable[..., list[str]],
+    newest_step: Callable[[Path, Path, int], int],
+    tmp_path: Path,
+) -> None:
+    """Each single place of a short run in turn: passes, evaluations, each file of each save, each removal."""
+    changes = {"train.steps": 6, "train.evaluate_every": 3, "train.checkpoint_every": 2, "train.keep_checkpoints": 1}
+    train(make_config(changes, out=tmp_path / "never stopped"), quiet)
+    note = tmp_path / "announced"
+    with pytest.MonkeyPatch.context() as patch:  # a second run: what libraries do at their first use is not counted
+        seen = watch(patch, note, None)
+        train(make_config(changes, out=tmp_path / "counted"), quiet)
+    system = {"fsync", "rename", "replace", "unlink", "rmdir", "mkdir", "save_file"}
+    own = {"loss_of_pass", "held_out_loss", "save_checkpoint", "append_metrics", "sync_metrics"}
+    assert set(seen) == system | own, "a place that the run never reaches proves nothing"
+    for place in range(1, len(seen) + 1):
+        note.unlink(missing_ok=True)
+        config = make_config(changes, out=tmp_path / f"killed at {place}")
+        with pytest.MonkeyPatch.context() as patch:
+            watch(patch, note, place)
+            assert in_child(lambda c=config: train(c, quiet)) == -signal.SIGKILL
+        newest_step(Path(config.out), note, 0)
+        train(config, quiet)
+        assert_same_bits(outcome(Path(config.out)), outcome(tmp_path / "never stopped"))
