@@ -22,7 +22,7 @@ from entasis.run.folder import RunFolder
 _KILLS, _AT_THE_START = 30, 5
 """In all, and those of them that come while the command starts."""
 _STEPS, _RUNS = 160, 8
-_TIMES = {"tokens_per_second", "command", "environment"}
+_TIMES = {"created", "tokens_per_second", "tokens_per_second_ratio", "command", "environment"}
 """What results.json says of the machine and of the clock."""
 
 
