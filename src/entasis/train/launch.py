@@ -41,6 +41,7 @@ def launch(config: RunConfig, arguments: Sequence[str], processes: int, *, max_r
 
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # it logs a page for every failure
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(_LEAVE_SECONDS))
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a lost rank has its line; torch's warnings hide it
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
     with tempfile.TemporaryDirectory(prefix="entasis-ranks-") as logs:
         settings = LaunchConfig(
