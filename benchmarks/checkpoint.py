@@ -1,6 +1,6 @@
 """What a checkpoint costs the steps around it: windows of steps with one save, by turns with windows without.
 
-    python benchmarks/checkpoint.py [--preset prism-124m] [--context 128] [--steps 6] [--rounds 3] [--folder FOLDER]
+    python benchmarks/checkpoint.py [--preset prism-124m] [--context 1024] [--steps 12] [--rounds 2] [--folder FOLDER]
 
 Trains the preset's shape on random tokens on the CPU with AdamW; a window of `steps` steps begins with a save or not.
 Printed are the median time of a window of each kind and the share that the save adds, beside the time that the same
@@ -29,10 +29,10 @@ def main() -> None:
     """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--preset", default="prism-124m")
-    parser.add_argument("--context", type=int, default=128)
+    parser.add_argument("--context", type=int, default=1024)
     parser.add_argument("--batch", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=6)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--folder", type=Path, default=None)
     arguments = parser.parse_args()
 

@@ -59,6 +59,9 @@ def test_a_single_file_holds_the_newest_good_weights(
     _flip(run / "checkpoints/step-00000004/state.json")
     out = tmp_path / "model.safetensors"
     assert run_command(["checkpoint", "convert", str(run), str(out)]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].startswith(f"{run}/checkpoints/step-00000004/state.json: ")
+    assert said[1].endswith(" weights of step 2")
     loaded = load_run(run, report=lambda _: None)
     weights = loaded.model.state_dict()
     with safe_open(str(out), "pt") as file:
@@ -67,7 +70,6 @@ def test_a_single_file_holds_the_newest_good_weights(
         header = file.metadata()
     assert json.loads(header["step"]) == 2
     assert json.loads(header["shape"]) == loaded.model.shape.to_dict()
-    capsys.readouterr()
     assert run_command(["checkpoint", "convert", str(run), str(out)]) == 1
     assert capsys.readouterr().err == f"error: {out}: exists; choose another name, or remove it\n"
 

@@ -31,6 +31,16 @@ def start(config: RunConfig, tmp_path: Path, *settings: str) -> subprocess.Popen
     )
 
 
+def long_run(make_config: MakeConfig, tmp_path: Path) -> tuple[subprocess.Popen[str], RunFolder]:
+    """A run of two ranks that takes its first steps, and its folder."""
+    config = make_config({"train.micro_batch": 1, "train.steps": 100_000, "train.checkpoint_every": 100_000})
+    process, folder = start(config, tmp_path), RunFolder(Path(config.out))
+    deadline = time.monotonic() + 60
+    while not folder.metrics_file.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return process, folder
+
+
 def test_two_processes(make_config: MakeConfig, tmp_path: Path) -> None:
     config = make_config({"train.micro_batch": 1})
     process = start(config, tmp_path, "train.steps=4")
@@ -44,18 +54,34 @@ def test_two_processes(make_config: MakeConfig, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_signal_is_passed_on_once(make_config: MakeConfig, tmp_path: Path) -> None:
-    config = make_config({"train.micro_batch": 1, "train.steps": 100_000, "train.checkpoint_every": 100_000})
-    process = start(config, tmp_path)
-    folder = RunFolder(Path(config.out))
-    deadline = time.monotonic() + 60
-    while not folder.metrics_file.exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
+    process, folder = long_run(make_config, tmp_path)
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=60)
     assert process.returncode != 0
     assert err.splitlines()[-1].startswith("error: stopped by SIGTERM: the 2 ranks were asked to save")
     assert "Traceback" not in err
     assert list(folder.checkpoints.glob("step-*"))
+
+
+@pytest.mark.slow
+def test_a_schedulers_signal_to_one_rank_stops_all_and_asks_for_another_start(
+    make_config: MakeConfig, tmp_path: Path
+) -> None:
+    process, folder = long_run(make_config, tmp_path)
+    os.kill(int((folder.path / ".lock").read_text()), signal.SIGTERM)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 75
+    assert err.splitlines()[-1].startswith("error: a scheduler's signal to one of 2 ranks stopped all")
+    assert list(folder.checkpoints.glob("step-*"))
+
+
+@pytest.mark.slow
+def test_ranks_leave_without_their_launcher(make_config: MakeConfig, tmp_path: Path) -> None:
+    process, folder = long_run(make_config, tmp_path)
+    process.kill()
+    process.communicate(timeout=60)  # the ranks have its pipes, so that this lasts until they are gone, too
+    with folder.locked():
+        assert list(folder.checkpoints.glob("step-*"))
 
 
 @pytest.mark.slow

@@ -289,7 +289,8 @@ def test_a_save_that_fails_stops_all(
 
 
 def test_a_batch_that_ranks_cannot_share(make: MakeConfig, quiet: Console, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"RANK": "0", "WORLD_SIZE": "3", "LOCAL_RANK": "0"}.items():
+    here = {"RANK": "0", "WORLD_SIZE": "3", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    for name, value in here.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match=r"batch_tokens 64 / model.context 16 = 4 sequences, which 3 ranks .* 3 seq"):
         train(make("uniform", {}), quiet)
@@ -299,8 +300,8 @@ def test_a_batch_that_ranks_cannot_share(make: MakeConfig, quiet: Console, monke
     ("changes", "message"),
     [
         ({"parallel.strategy": "fsdp", "optimizer.name": "muon"}, "muon: it orthogonalises whole matrices"),
-        ({"parallel.strategy": "hybrid"}, "shards belongs to hybrid"),
-        ({"parallel.shards": 2}, "shards belongs to hybrid"),
+        ({"parallel.strategy": "hybrid"}, "shards: hybrid needs a number of them"),
+        ({"parallel.shards": 2}, "shards 2: belongs to strategy hybrid"),
         ({"parallel.stratgy": "ddp"}, "parallel.stratgy: unknown setting"),
     ],
 )

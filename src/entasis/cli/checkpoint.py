@@ -43,8 +43,10 @@ def convert(
     """Write the weights of a checkpoint, or of a run's newest good one, into a single safetensors file."""
     from entasis.run.inventory import single_file
 
-    count = single_file(path, out)
-    typer.echo(f"{out}: {count:,} weights")
+    count, step, passed_over = single_file(path, out)
+    for held in passed_over:
+        _told(held)
+    typer.echo(f"{out}: {count:,} weights of step {step:,}")
 
 
 def _told(held: HeldCheckpoint) -> bool:

@@ -54,8 +54,10 @@ def train(
         raise ConfigError("--max-restarts: all ranks have to start again together; give it to torchrun, or use --nproc")
     from rich.console import Console
 
+    from entasis.train.launch import stop_without_launcher
     from entasis.train.restart import train_with_restarts
 
+    stop_without_launcher()
     console = Console(quiet=os.environ.get("RANK", "0") != "0")  # of several processes, the first speaks
     train_with_restarts(run_config, console, max_restarts=max_restarts, accept_data_change=accept_data_change)
     console.print(f"done: {run_config.out}", markup=False, highlight=False, soft_wrap=True)

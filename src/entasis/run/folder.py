@@ -29,6 +29,7 @@ _MAY_CHANGE = {
     # The data's fingerprint decides, not where it lies and how it is said.
     ("data", "path"),
     ("data", "format"),
+    ("data", "vocab_size"),  # prepared data says it itself; where the model's tables would change, no checkpoint fits
     ("data", "held_out"),
     ("data", "eos_id"),
     ("data", "mixture"),

@@ -45,9 +45,10 @@ def held_checkpoints(path: Path) -> list[HeldCheckpoint]:
     return [_held(checkpoint) for checkpoint in found]
 
 
-def single_file(path: Path, out: Path) -> int:
-    """Writes the weights of a checkpoint, or of a run's newest good one, into one safetensors file; their number.
+def single_file(path: Path, out: Path) -> tuple[int, int, list[HeldCheckpoint]]:
+    """Writes the weights of a checkpoint, or of a run's newest good one, into one safetensors file.
 
+    Gives their number, the step, and newer checkpoints that are damaged and were passed over.
     Step, tokens, shape and block stand in the file's header as JSON texts. `out` is whole or not there.
 
     Raises:
@@ -76,7 +77,8 @@ def single_file(path: Path, out: Path) -> int:
     finally:
         if temporary is not None:
             temporary.unlink(missing_ok=True)
-    return sum(tensor.numel() for tensor in checkpoint.model.values())
+    passed_over = [other for other in held if other.step > checkpoint.step]
+    return sum(tensor.numel() for tensor in checkpoint.model.values()), checkpoint.step, passed_over
 
 
 def _held(path: Path) -> HeldCheckpoint:

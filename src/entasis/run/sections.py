@@ -199,7 +199,9 @@ class ParallelSection(Section):
     def _shards_are_of_hybrid(self) -> ParallelSection:
         if (self.strategy == "hybrid") != (self.shards is not None):
             raise ValueError(
-                f"shards {self.shards} with strategy {self.strategy}: shards belongs to hybrid, which needs it"
+                "shards: hybrid needs a number of them"
+                if self.shards is None
+                else f"shards {self.shards}: belongs to strategy hybrid, and this is {self.strategy}"
             )
         return self
 

@@ -29,7 +29,8 @@ def write_parts(folder: Path, tensors: Mapping[str, Tensor], group: ProcessGroup
     """Writes what this rank holds of `tensors`; all ranks of `group` call it together. What several hold, one writes.
 
     Raises:
-        EntasisError: a rank cannot write.
+        OSError: the disk refuses what a rank writes.
+        EntasisError: a rank cannot write for another reason.
     """
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
@@ -39,6 +40,9 @@ def write_parts(folder: Path, tensors: Mapping[str, Tensor], group: ProcessGroup
         writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
         save(dict(tensors), storage_writer=writer, process_group=group)
     except CheckpointException as error:
+        for rank, (failure, _) in sorted(error.failures.items()):
+            if isinstance(failure, OSError):
+                raise OSError(failure.errno, f"rank {rank}: {failure.strerror or failure}") from None
         raise EntasisError(_first_failure(folder, error.failures)) from None
 
 

@@ -180,6 +180,11 @@ def ranks_here(section: ParallelSection, device: torch.device) -> Ranks:
         ) from None
     if size == 1 and ("RANK" not in os.environ or section.strategy == "auto"):
         return Ranks(device=device)
+    for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
+        if name not in os.environ:
+            raise ConfigError(f"{name} is missing in the environment, beside WORLD_SIZE {size}; start with torchrun")
+    if not os.environ["MASTER_PORT"].isdecimal():
+        raise ConfigError(f"MASTER_PORT {os.environ['MASTER_PORT']} in the environment is no port; start with torchrun")
     if not 0 <= rank < size:
         raise ConfigError(f"RANK {rank} in the environment is not below WORLD_SIZE {size}; start with torchrun")
     if device.type == "mps":
