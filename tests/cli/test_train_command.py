@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pty
 import select
 import signal
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +21,7 @@ from entasis.__main__ import run
 from entasis.run.config import RunConfig, load_config
 from entasis.run.folder import RunFolder
 from entasis.train import loop
+from entasis.train.interrupt import StopRequest
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -110,7 +113,9 @@ def test_a_run_that_diverges_ends_with_one(config: Path, command: Command) -> No
 
 
 @pytest.mark.parametrize(
-    ("number", "expected"), [(signal.SIGINT, 1), (signal.SIGTERM, 75), (signal.SIGUSR1, 75)], ids=str
+    ("number", "expected"),
+    [(signal.SIGINT, 1), (signal.SIGHUP, 1), (signal.SIGTERM, 75), (signal.SIGUSR1, 75)],
+    ids=str,
 )
 def test_a_signal_ends_with_a_line_that_says_how_to_go_on(
     number: signal.Signals, expected: int, config: Path, command: Command, monkeypatch: pytest.MonkeyPatch
@@ -134,6 +139,17 @@ def test_a_signal_ends_with_a_line_that_says_how_to_go_on(
     status, said, _ = command("train", str(config))
     assert status == 0
     assert "goes on after step 2 of 4" in said
+
+
+def test_a_closed_terminal_ends_nothing_that_was_started_with_nohup() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopRequest() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert stop.name is None
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
@@ -194,6 +210,32 @@ def test_ctrl_c_in_a_terminal(make_config: Callable[..., RunConfig], tmp_path: P
     assert "stopped by SIGINT: step " in text.replace("\r\n", " ")
     assert text.rstrip().endswith("goes on from there")
     assert text.count("\x1b[?25l") == text.count("\x1b[?25h"), "the cursor is shown again"
+    saved = sorted((Path(config.out) / "checkpoints").iterdir())
+    assert len(saved) == 1
+    assert int(saved[0].name.removeprefix("step-")) == RunFolder(Path(config.out)).read_metrics()[-1]["step"]
+
+
+@pytest.mark.slow
+def test_a_terminal_that_is_closed(make_config: Callable[..., RunConfig], tmp_path: Path) -> None:
+    """The step in hand is saved, though what is written fails from then on."""
+    config = make_config({"train.steps": 100_000, "train.evaluate_every": 20, "train.checkpoint_every": 100_000})
+    (tmp_path / "c.yaml").write_text(config.to_yaml(), encoding="utf-8")
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "entasis", "train", str(tmp_path / "c.yaml")],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509 - one system call, no locks
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "120"},
+    )
+    os.close(theirs)
+    shown = b""
+    while b"held-out" not in shown:
+        shown += os.read(ours, 65_536)
+    os.close(ours)
+    assert process.wait(timeout=30) == 1
     saved = sorted((Path(config.out) / "checkpoints").iterdir())
     assert len(saved) == 1
     assert int(saved[0].name.removeprefix("step-")) == RunFolder(Path(config.out)).read_metrics()[-1]["step"]

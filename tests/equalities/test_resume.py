@@ -58,7 +58,7 @@ def _at_each_call(monkeypatch: pytest.MonkeyPatch, where: object, name: str, act
     monkeypatch.setattr(where, name, wrapped)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP])
 def test_a_signal_at_every_step(
     number: signal.Signals,
     make_config: MakeConfig,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -36,8 +38,11 @@ def test_what_is_saved_is_the_moment_of_the_call(tmp_path: Path, monkeypatch: py
     go_on = threading.Event()
     original = vars(module)["save_checkpoint"]
 
+    priorities = []
+
     def late(*args: Any) -> Any:
         assert go_on.wait(20)
+        priorities.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
         return original(*args)
 
     monkeypatch.setattr(module, "save_checkpoint", late)
@@ -47,6 +52,8 @@ def test_what_is_saved_is_the_moment_of_the_call(tmp_path: Path, monkeypatch: py
         weight += 1  # training goes on before a byte is written
         assert not list(tmp_path.glob("step-*"))
         go_on.set()
+    assert sys.platform != "linux" or priorities == [19]
+    assert os.getpriority(os.PRIO_PROCESS, 0) < 19
     newest = _newest(tmp_path)
     assert newest.step == 1
     assert newest.model["weight"].tolist() == newest.optimizer["weight:moment"].tolist() == [0, 0, 0]

@@ -1,7 +1,7 @@
 """Stopping on a signal: the step in hand is finished, the state saved, and only then does the run leave.
 
-SIGINT is a person's Ctrl-C. SIGTERM and SIGUSR1 are what schedulers send before they take a machine away or a time
-limit ends; after them the exit status says that the same command, started again, goes on.
+SIGINT is a person's Ctrl-C, SIGHUP a terminal that is closed. SIGTERM and SIGUSR1 are what schedulers send before they
+take a machine away or a time limit ends; after them the exit status says that the same command, started again, goes on.
 """
 
 from __future__ import annotations
@@ -42,10 +42,13 @@ class StopRequest:
         self.name: str | None = None
         """The signal that came, or None."""
         self._previous: dict[signal.Signals, object] = {}
+        self._terminals = [descriptor for descriptor in (1, 2) if os.isatty(descriptor)]
 
     def __enter__(self) -> StopRequest:
         if threading.current_thread() is threading.main_thread():  # Python allows handlers nowhere else
-            for number in (signal.SIGINT, *FROM_SCHEDULERS):
+            for number in (signal.SIGINT, signal.SIGHUP, *FROM_SCHEDULERS):
+                if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:  # as nohup asks
+                    continue
                 self._previous[number] = signal.signal(number, self._note)
         return self
 
@@ -54,12 +57,17 @@ class StopRequest:
 
     def stopped(self, what: str) -> Interrupted:
         """The error to leave with, once `what`, in words, is saved."""
-        kind = Interrupted if self.name == signal.SIGINT.name else Preempted
+        kind = Preempted if self.name in {each.name for each in FROM_SCHEDULERS} else Interrupted
         return kind(f"stopped by {self.name}: {what}; the same command goes on from there")
 
     def _note(self, number: int, _: FrameType | None) -> None:
         self.name = self.name or signal.Signals(number).name
         self._restore(signal.SIGINT)
+        if number == signal.SIGHUP:  # what is written to a terminal that is gone fails, and would end the saving
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            for descriptor in self._terminals:
+                os.dup2(nowhere, descriptor)
+            os.close(nowhere)
 
     def _restore(self, *numbers: signal.Signals) -> None:
         for number in set(numbers) & self._previous.keys():

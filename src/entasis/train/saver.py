@@ -7,6 +7,8 @@ they exchange what they must in a group of their own.
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +17,8 @@ from torch import Tensor
 
 from entasis.run.checkpoint import Checkpoint, refuse_non_finite, save_checkpoint, save_parts
 from entasis.train.ranks import Ranks
+
+_LOWEST_PRIORITY = 19
 
 
 class Saver:
@@ -80,6 +84,8 @@ class Saver:
             raise error
 
     def _write(self, checkpoint: Checkpoint) -> None:
+        if sys.platform == "linux":  # where a thread has a priority of its own: what training leaves idle is enough
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
         ranks = self._ranks
         try:
             if ranks is None:
