@@ -35,6 +35,12 @@ WINDOWS = 20
 _WORDS = ("sea", "land", "wind", "stone", "river", "house", "light", "dark", "bread", "water", "day", "came", "saw")
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _hang_up_is_not_ignored() -> None:
+    """As in a terminal, also where the tests are started with nohup; processes that they start inherit it."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
     """One thread: fastest for tiny tensors, and a forked process cannot wait for threads that it does not have."""
