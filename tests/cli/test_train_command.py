@@ -174,10 +174,8 @@ def test_a_schedulers_signal_outside_the_steps_asks_for_another_start(
     assert "goes on after step 2 of 4" in command("train", str(config))[1]
 
 
-@pytest.mark.slow
-def test_ctrl_c_in_a_terminal(make_config: Callable[..., RunConfig], tmp_path: Path) -> None:
-    """A true terminal: the bar moves, Ctrl-C saves, and the terminal is left in order."""
-    config = make_config({"train.steps": 100_000, "train.evaluate_every": 20, "train.checkpoint_every": 100_000})
+def _in_terminal(config: RunConfig, tmp_path: Path) -> tuple[subprocess.Popen[bytes], int]:
+    """Starts the run in a terminal that it owns; the process, and our end of the terminal."""
     (tmp_path / "c.yaml").write_text(config.to_yaml(), encoding="utf-8")
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
@@ -186,9 +184,18 @@ def test_ctrl_c_in_a_terminal(make_config: Callable[..., RunConfig], tmp_path: P
         stdout=theirs,
         stderr=theirs,
         start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509 - one system call, no locks
         env={**os.environ, "TERM": "xterm", "COLUMNS": "120"},
     )
     os.close(theirs)
+    return process, ours
+
+
+@pytest.mark.slow
+def test_ctrl_c_in_a_terminal(make_config: Callable[..., RunConfig], tmp_path: Path) -> None:
+    """A true terminal: the bar moves, Ctrl-C saves, and the terminal is left in order."""
+    config = make_config({"train.steps": 100_000, "train.evaluate_every": 20, "train.checkpoint_every": 100_000})
+    process, ours = _in_terminal(config, tmp_path)
     shown = b""
     deadline = time.monotonic() + 60
     interrupted = False
@@ -219,18 +226,7 @@ def test_ctrl_c_in_a_terminal(make_config: Callable[..., RunConfig], tmp_path: P
 def test_a_terminal_that_is_closed(make_config: Callable[..., RunConfig], tmp_path: Path) -> None:
     """The step in hand is saved, though what is written fails from then on."""
     config = make_config({"train.steps": 100_000, "train.evaluate_every": 20, "train.checkpoint_every": 100_000})
-    (tmp_path / "c.yaml").write_text(config.to_yaml(), encoding="utf-8")
-    ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "entasis", "train", str(tmp_path / "c.yaml")],
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        start_new_session=True,
-        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509 - one system call, no locks
-        env={**os.environ, "TERM": "xterm", "COLUMNS": "120"},
-    )
-    os.close(theirs)
+    process, ours = _in_terminal(config, tmp_path)
     shown = b""
     while b"held-out" not in shown:
         shown += os.read(ours, 65_536)
